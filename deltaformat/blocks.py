@@ -1,0 +1,77 @@
+"""Names, and how a tensor's canonical bytes are cut into blocks (SPEC 8.2)."""
+
+from __future__ import annotations
+
+from .errors import ErrorCode, MalformedError
+
+__all__ = [
+    "DEFAULT_BLOCK_BYTES",
+    "MAX_BLOCK_BYTES",
+    "MAX_NAME_BYTES",
+    "MIN_BLOCK_BYTES",
+    "block_count",
+    "block_range",
+    "check_block_bytes",
+    "name_bytes",
+]
+
+DEFAULT_BLOCK_BYTES = 1 << 20
+MIN_BLOCK_BYTES = 1 << 8
+MAX_BLOCK_BYTES = 1 << 26
+MAX_NAME_BYTES = (1 << 16) - 1
+
+
+def check_block_bytes(block_bytes: int, *, where: str = "") -> None:
+    """Refuse a block size that is not a power of two from 256 bytes to 64 MiB (DF-DSC-01).
+
+    Args:
+        block_bytes: The block size.
+        where: What an error should name.
+
+    Raises:
+        MalformedError: It is not one.
+    """
+    if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes & (block_bytes - 1):
+        raise MalformedError(
+            ErrorCode.VALUE_INVALID,
+            f"block_bytes is {block_bytes}; it must be a power of two from {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}",
+            where=where,
+        )
+
+
+def block_count(nbytes: int, block_bytes: int) -> int:
+    """Count the blocks of a tensor of `nbytes` bytes; without bytes it has none (DF-BLK-02)."""
+    return -(-nbytes // block_bytes)
+
+
+def block_range(index: int, nbytes: int, block_bytes: int) -> tuple[int, int]:
+    """Return where block `index` starts and ends in its tensor; the last may be short (DF-BLK-02)."""
+    start = index * block_bytes
+    if index < 0 or start >= nbytes:
+        raise IndexError(f"block {index} of a tensor with {block_count(nbytes, block_bytes)} blocks")
+    return start, min(start + block_bytes, nbytes)
+
+
+def name_bytes(name: str, *, where: str = "") -> bytes:
+    """Encode a tensor's name; names are compared as these bytes and never normalised (DF-BLK-03).
+
+    Args:
+        name: Any string that UTF-8 can hold in 65,535 bytes; it may be empty.
+        where: What an error should name.
+
+    Raises:
+        MalformedError: The name has surrogates or is too long.
+    """
+    try:
+        encoded = name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise MalformedError(
+            ErrorCode.VALUE_INVALID, f"the tensor name {name[:80]!a} has a lone surrogate", where=where
+        ) from None
+    if len(encoded) > MAX_NAME_BYTES:
+        raise MalformedError(
+            ErrorCode.VALUE_INVALID,
+            f"the tensor name {name[:80]!r}... has {len(encoded)} bytes, more than {MAX_NAME_BYTES}",
+            where=where,
+        )
+    return encoded

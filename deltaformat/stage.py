@@ -1,0 +1,370 @@
+"""Turn tensors into blocks, pieces and packs: a version's content, before it is committed (SPEC 14, step 2).
+
+Per tensor, in slabs of blocks that bound memory: look (compare with what is held, or hash), read (what is neither held nor unchanged), encode, place.
+Nothing here is visible to readers; a stage that fails leaves packs that no record names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaformat.baseline import Baseline, Held
+from deltaformat.blocks import block_lengths, block_range
+from deltaformat.digests import DigestAlgorithm
+from deltaformat.dtypes import Dtype, get_dtype
+from deltaformat.encodings import Encoding, changed_positions, encode_block
+from deltaformat.errors import ErrorCode, InconsistentError
+from deltaformat.packs import Buffer
+from deltaformat.rebuild import Rebuilder, Rebuilt
+from deltaformat.sink import PackSink
+from deltaformat.tensors import HostTensor
+from deltaformat.twins import ENCODING, LENGTH, OFFSET, PACK, SLOT, Pieces, Twins, pieces_of
+from deltaformat.versionmap import NOT_FRESH, VersionMap, VersionMapBuilder
+
+__all__ = ["Policy", "Stage", "StageCounts"]
+
+SLAB_BYTES = 32 << 20
+
+T = TypeVar("T")
+R = TypeVar("R")
+Bytes = npt.NDArray[np.uint8]
+
+_NOTHING = np.empty(0, np.uint8)
+_NO_PIECES = np.empty((0, 5), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a writer stores blocks. It decides sizes and speeds, never what is read back.
+
+    Attributes:
+        max_chain: Pieces in a chain before its prefix is replaced, 2 to 64 (DF-WR-02).
+        keyframe: How content without a base is stored: `planes` (smaller) or `raw` (an ordinary checkpoint file, least work to read).
+        strata: Code positions per magnitude class (SPEC 9.3): smaller, slower.
+        pack_bytes: Size at which a pack is closed, in bytes.
+        threads: Blocks encoded at a time.
+    """
+
+    max_chain: int = 16
+    keyframe: str = "planes"
+    strata: bool = False
+    pack_bytes: int = 64 << 20
+    threads: int = 2
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """What a stage saw and wrote.
+
+    Attributes:
+        tensors, blocks: How many there are.
+        changed_blocks: Blocks whose bits differ from the parent's, or that have no counterpart there.
+        nbytes: Canonical bytes of all tensors.
+        payload_bytes: Encoded bytes of this step's own pieces.
+        rebase_bytes: Encoded bytes that replace prefixes of full chains.
+        read_bytes: Decoded bytes that had to be read back from the store.
+        encode_seconds: Wall time in comparing, hashing and encoding.
+    """
+
+    tensors: int = 0
+    blocks: int = 0
+    changed_blocks: int = 0
+    nbytes: int = 0
+    payload_bytes: int = 0
+    rebase_bytes: int = 0
+    read_bytes: int = 0
+    encode_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Look:
+    """One block on its way: what was seen, then what is to be stored.
+
+    Attributes:
+        index: Block index in its tensor.
+        digest: Of the new content; None means that the block is the parent's.
+        own: Encoding and payload of the block's own piece, once encoded.
+        prefix: Encodings and payloads that replace a full chain, where that was due.
+    """
+
+    index: int
+    digest: bytes | None = None
+    own: tuple[Encoding, Buffer] | None = None
+    prefix: list[tuple[Encoding, Buffer]] | None = None
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """One tensor on its way through the stage; blocks [0, comparable) have a counterpart of the same length in the parent."""
+
+    name: str
+    dtype: Dtype
+    host: HostTensor
+    held: Held
+    old: Held | None
+    parent_start: int
+    lengths: npt.NDArray[np.int64]
+    comparable: int
+    block_bytes: int
+    chains: list[Pieces] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
+    raw: list[int] = field(default_factory=list)  # blocks whose raw piece waits: they may all make one whole tensor
+
+    def block(self, index: int) -> Bytes:
+        start, end = block_range(index, self.host.data.size, self.block_bytes)
+        return self.host.data[start:end]
+
+
+class Stage:
+    """Collects one version's tensors.
+
+    Args:
+        parent: The parent version's map, or None.
+        baseline: What the writer holds; its blocks are replaced as they are staged.
+        sink: Takes the pieces.
+        rebuilder: Reads the parent's blocks where they are not held.
+        algorithm: The store's digest.
+        block_bytes: The store's block size.
+        depth: The version's depth in its lineage; staggers re-bases.
+        policy: How to store.
+        progress: Called with the canonical bytes done since the last call.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent: VersionMap | None,
+        baseline: Baseline,
+        sink: PackSink,
+        rebuilder: Rebuilder,
+        algorithm: DigestAlgorithm,
+        block_bytes: int,
+        depth: int,
+        policy: Policy,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._parent = parent
+        self._baseline = baseline
+        self._sink = sink
+        self._rebuilder = rebuilder
+        self._digest = algorithm
+        self._block_bytes = block_bytes
+        self._depth = depth
+        self._policy = policy
+        self._progress = progress
+        self._first_new_pack = len(parent.packs) if parent is not None else 0
+        self._twins = Twins(parent, baseline, rebuilder)
+        self._rows: list[tuple[_Tensor, Bytes]] = []
+        self._names: set[str] = set()
+        self._pool = ThreadPoolExecutor(policy.threads, thread_name_prefix="deltaformat-encode")
+        self.counts = StageCounts()
+
+    def add(self, name: str, host: HostTensor) -> None:
+        """Stage one tensor.
+
+        Raises:
+            InconsistentError: the name was staged before (parts-disagree).
+            StoreError, CorruptError, MissingError: the parent's content could not be read, or a pack not be written.
+        """
+        if name in self._names:
+            raise InconsistentError(ErrorCode.PARTS_DISAGREE, "tensor given twice; give each name once", where=name)
+        self._names.add(name)
+        tensor = self._open(name, host)
+        slab = max(1, SLAB_BYTES // self._block_bytes)
+        for start in range(0, len(tensor.lengths), slab):
+            self._stage_slab(tensor, range(start, min(start + slab, len(tensor.lengths))))
+        self._place_raw(tensor)
+        self.counts.tensors += 1
+        self.counts.blocks += len(tensor.lengths)
+        self.counts.nbytes += host.data.size
+        tensor.host = replace(host, data=_NOTHING)  # the caller's memory is not needed any more
+        self._rows.append((tensor, tensor.held.digests.copy()))
+
+    def finish(self) -> VersionMap:
+        """Wait until all packs are durable and give the version's map.
+
+        Raises:
+            StoreError: an upload failed.
+        """
+        self._pool.shutdown()
+        refs, offsets = self._sink.close()
+        parent_packs = self._parent.packs if self._parent is not None else ()
+        builder = VersionMapBuilder(digest_bytes=self._digest.size, packs=[*parent_packs, *refs])
+        for tensor, digests in self._rows:
+            pieces = np.concatenate(tensor.chains) if tensor.chains else np.empty((0, 5), np.int64)
+            for row in np.flatnonzero(pieces[:, SLOT] >= 0):
+                pieces[row, OFFSET] += offsets[pieces[row, PACK] - self._first_new_pack][pieces[row, SLOT]]
+            builder.add_tensor(
+                tensor.name,
+                tensor.host.dtype,
+                tensor.host.shape,
+                digests=digests,
+                fresh=np.asarray(tensor.fresh, np.uint8),
+                depth=np.fromiter(map(len, tensor.chains), np.uint8, len(tensor.chains)),
+                pack=pieces[:, PACK],
+                offset=pieces[:, OFFSET],
+                length=pieces[:, LENGTH],
+                encoding=pieces[:, ENCODING],
+            )
+        return builder.finish()
+
+    def abort(self) -> None:
+        """Give up: uploads that have not begun are dropped, and no thread is left."""
+        self._pool.shutdown(cancel_futures=True)
+        self._sink.abort()
+
+    # -- per tensor ------------------------------------------------------------------------------------------------------------
+
+    def _open(self, name: str, host: HostTensor) -> _Tensor:
+        held, old = self._baseline.prepare(name, host.data.size)
+        lengths = block_lengths(host.data.size, self._block_bytes)
+        start = comparable = 0
+        row = self._parent.index.get(name) if self._parent is not None else None
+        if self._parent is not None and row is not None:
+            start = int(self._parent.block_start[row])
+            theirs = block_lengths(self._parent.nbytes(row), self._block_bytes)
+            comparable = min(len(lengths), len(theirs))
+            if comparable and lengths[comparable - 1] != theirs[comparable - 1]:
+                comparable -= 1  # only a last block is short
+        return _Tensor(name, get_dtype(host.dtype), host, held, old, start, lengths, comparable, self._block_bytes)
+
+    def _stage_slab(self, tensor: _Tensor, slab: range) -> None:
+        started = time.perf_counter()
+        looks = self._map(lambda index: self._look(tensor, index), slab)
+        unread = [look for look in looks if look.digest is not None and look.own is None]
+        if unread and self._parent is not None:
+            ids = np.array([tensor.parent_start + look.index for look in unread], np.int64)
+            rebuilt = list(self._rebuilder.blocks(self._parent, ids))
+            self.counts.read_bytes += sum(block.data.size for block in rebuilt)
+            self._map(lambda pair: self._encode_read(tensor, *pair), list(zip(unread, rebuilt, strict=True)))
+        for look in looks:
+            if look.digest is None:
+                self._place_unchanged(tensor, look.index)
+            else:
+                self._place_changed(tensor, look, look.digest)
+        self.counts.encode_seconds += time.perf_counter() - started
+        self._progress(int(tensor.lengths[slab.start : slab.stop].sum()))
+
+    def _map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if len(items) == 1 or self._policy.threads == 1:
+            return [function(item) for item in items]
+        return list(self._pool.map(function, items))
+
+    # -- per block: look and encode (in threads), then place (in order) ----------------------------------------------------------
+
+    def _look(self, tensor: _Tensor, index: int) -> _Look:
+        new = tensor.block(index)
+        if self._parent is None or index >= tensor.comparable:
+            return _Look(index, self._digest(new), self._encode_alone(tensor, new))
+        expected = self._parent.digest[tensor.parent_start + index]
+        if tensor.old is not None and tensor.old.matches(index, expected, new.size):
+            base = tensor.old.block(index)
+            positions = changed_positions(new, base, tensor.dtype.width)
+            if not positions.size:
+                return _Look(index)
+            own = None if self._rebase_due(tensor, index) else self._encode(tensor, new, base, positions)
+            return _Look(index, self._digest(new), own)
+        digest = self._digest(new)
+        return _Look(index, None if digest == expected.tobytes() else digest)
+
+    def _encode_read(self, tensor: _Tensor, look: _Look, parent: Rebuilt) -> None:
+        look.own = self._encode(tensor, tensor.block(look.index), parent.data, None)
+        if look.own[0].needs_base and self._rebase_due(tensor, look.index):
+            # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the parent's digest.
+            squash = self._encode(tensor, parent.data, parent.keyframe, None)
+            alone = self._encode_alone(tensor, parent.data)
+            pays = squash[0].needs_base and 2 * _size(squash[1]) < _size(alone[1])
+            look.prefix = [squash] if pays else [alone]
+
+    def _encode(
+        self, tensor: _Tensor, new: Bytes, base: Bytes, positions: npt.NDArray[np.intp] | None
+    ) -> tuple[Encoding, Buffer]:
+        encoding, payload = encode_block(new, base, tensor.dtype, positions=positions, strata=self._policy.strata)
+        return (encoding, payload) if encoding.needs_base else self._encode_alone(tensor, new)
+
+    def _encode_alone(self, tensor: _Tensor, new: Bytes) -> tuple[Encoding, Buffer]:
+        return (Encoding.RAW, new) if self._policy.keyframe == "raw" else encode_block(new, None, tensor.dtype)
+
+    def _rebase_due(self, tensor: _Tensor, index: int) -> bool:
+        """Whether the chain is full, or it is this block's turn: turns spread re-bases over blocks and steps."""
+        assert self._parent is not None
+        block = tensor.parent_start + index
+        depth, limit = int(self._parent.depth[block]), self._policy.max_chain
+        spread = max(1, limit // 2)
+        return depth >= limit or (depth >= limit - spread and (block + self._depth) % spread == 0)
+
+    def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
+        assert self._parent is not None
+        block = tensor.parent_start + index
+        digest = self._parent.digest[block]
+        if not tensor.held.matches(index, digest, int(tensor.lengths[index])):
+            tensor.held.replace(index, tensor.block(index), digest.tobytes())
+        tensor.chains.append(self._parent_chain(block))
+        tensor.fresh.append(0)
+
+    def _place_changed(self, tensor: _Tensor, look: _Look, digest: bytes) -> None:
+        assert look.own is not None
+        new, index = tensor.block(look.index), look.index
+        encoding, payload = look.own
+        before = self._parent_chain(tensor.parent_start + index) if index < tensor.comparable else _NO_PIECES
+        twin = self._twins.staged(digest, new, before)
+        if twin is None and 4 * _size(payload) > new.size:
+            twin = self._twins.in_parent(digest, new)
+        tensor.held.replace(index, new, digest)
+        if twin is not None:
+            chain, fresh = twin
+        elif encoding is Encoding.RAW and self._sink.fits_whole(tensor.host.data.size):
+            tensor.raw.append(index)
+            chain, fresh = np.array([[0, 0, new.size, encoding, -1]], np.int64), NOT_FRESH  # _place_raw fills it in
+        else:
+            own = self._piece(encoding, tensor.held.block(index) if encoding is Encoding.RAW else payload)
+            if encoding.needs_base:
+                chain, fresh = np.concatenate([self._prefix(look, before), own]), 1
+            else:
+                chain, fresh = own, NOT_FRESH
+        self._twins.remember(digest, tensor.name, index, chain=chain, fresh=fresh, before=before)
+        self.counts.changed_blocks += 1
+        tensor.chains.append(chain)
+        tensor.fresh.append(fresh)
+
+    def _prefix(self, look: _Look, before: Pieces) -> Pieces:
+        if look.prefix is None:
+            return before
+        pieces = [self._piece(encoding, payload, kind="rebase") for encoding, payload in look.prefix]
+        return np.concatenate([before[:1], *pieces] if look.prefix[0][0].needs_base else pieces)
+
+    def _place_raw(self, tensor: _Tensor) -> None:
+        whole = len(tensor.raw) == len(tensor.lengths)
+        if whole and tensor.raw:
+            place = self._sink.add_tensor(tensor.name, tensor.host.dtype, tensor.host.shape, tensor.held.data)
+            self.counts.payload_bytes += tensor.held.data.size
+        for index in tensor.raw:
+            chain = tensor.chains[index]
+            if whole:
+                chain[0, [PACK, OFFSET, SLOT]] = self._first_new_pack + place.pack, index * self._block_bytes, place.slot
+            else:
+                chain[:] = self._piece(Encoding.RAW, tensor.held.block(index))
+
+    def _piece(self, encoding: Encoding, payload: Buffer, *, kind: str = "step") -> Pieces:
+        place = self._sink.add(payload, kind=kind)
+        size = _size(payload)
+        if kind == "step":
+            self.counts.payload_bytes += size
+        else:
+            self.counts.rebase_bytes += size
+        return np.array([[self._first_new_pack + place.pack, 0, size, encoding, place.slot]], np.int64)
+
+    def _parent_chain(self, block: int) -> Pieces:
+        assert self._parent is not None
+        return pieces_of(self._parent, block)
+
+
+def _size(payload: Buffer) -> int:
+    return memoryview(payload).nbytes

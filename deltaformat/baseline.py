@@ -48,7 +48,9 @@ class Held:
 
     def replace(self, index: int, content: Bytes, digest: bytes) -> None:
         """Hold `content` as block `index` from now on."""
-        self.valid[index] = False  # an interruption between the two assignments leaves a block that is read anew, not a false one
+        self.valid[index] = (
+            False  # an interruption between the two assignments leaves a block that is read anew, not a false one
+        )
         self.block(index)[:] = content
         self.digests[index] = np.frombuffer(digest, np.uint8)
         self.valid[index] = True

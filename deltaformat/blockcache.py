@@ -1,8 +1,8 @@
 """A local cache of decoded blocks, shared by processes, that is never trusted and never in the way.
 
-A block is found by the store's identity, the digest's name and the digest. A hit is hashed again before it is used, so a wrong, cut or forged entry is a miss.
-Errors of the disk are misses too. It is a directory of files; the libraries for such caches keep an index in SQLite beside them, which is one more thing that
-can be wrong, and one more writer to wait for.
+A block is found by the store's identity, the digest's name and the digest. A hit is hashed again before it
+is used, so a wrong or cut entry is a miss, and so are errors of the disk. It is a directory of files and no
+more: libraries for such caches add an index in SQLite, which can be wrong and which processes wait for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _ROOT = "deltaformat-blocks-1"
 _ENTRY = re.compile(r"[0-9a-f]{32}/[a-z0-9-]+/[0-9a-f]{2}/(?:[0-9a-f]{2})+")
 _TEMPORARY = re.compile(r"[0-9a-f]{32}/[a-z0-9-]+/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
 _STALE_SECONDS = 3_600
-# Eviction frees this share, so that it does not walk the directory for every block; other processes are noticed as often.
+# Eviction frees one part in so many beyond need, so that not every block walks the directory; and a process
+# counts again what others have added each time it has added as much.
 _SLACK = 16
 
 
@@ -45,8 +46,9 @@ class BlockCache:
 
     Args:
         directory: Where; it is made at need. Only files of the cache's own naming are ever deleted there.
-        max_bytes: Bound on the sum of all entries' sizes, of all stores. Several processes may go past it together, each by a sixteenth.
-        uuid: The store's identity, from its descriptor.
+        max_bytes: Bound on the sum of all entries' sizes, of all stores. Several processes that write at the
+            same time may go past it, each by a sixteenth.
+        store_uuid: The store's identity, from its descriptor.
         digest: The store's digest algorithm.
         clock: Seconds since the epoch, as the files' times are.
     """
@@ -56,16 +58,20 @@ class BlockCache:
         directory: str | os.PathLike[str],
         max_bytes: int,
         *,
-        uuid: str,
+        store_uuid: str,
         digest: Digest,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if max_bytes < 0:
-            raise MalformedError(ErrorCode.INPUT_INVALID, "max_bytes must not be negative", where="block cache")
-        if not re.fullmatch(r"[0-9a-f]{32}", uuid):
-            raise MalformedError(ErrorCode.INPUT_INVALID, f"{uuid!r} is not a store's uuid", where="block cache")
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, "max_bytes must not be negative", where="block cache"
+            )
+        if not re.fullmatch(r"[0-9a-f]{32}", store_uuid):
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, f"{store_uuid!r} is not a store's uuid", where="block cache"
+            )
         self._root = Path(directory) / _ROOT
-        self._base = self._root / uuid / digest.name
+        self._base = self._root / store_uuid / digest.name
         self._digest = digest
         self._max_bytes = max_bytes
         self._clock = clock
@@ -128,7 +134,7 @@ class BlockCache:
             self._since_count += size
 
     def _evict(self, allowed: int) -> int:
-        """Walk all entries; if they exceed `allowed`, delete the oldest until they are a step below. Returns what is left."""
+        """Walk all entries; if they exceed `allowed`, delete the oldest and some more. Return the rest."""
         entries = sorted(self._entries())
         total = sum(size for _, size, _ in entries)
         if total <= allowed:
@@ -152,7 +158,10 @@ class BlockCache:
                     info = os.lstat(path)
                     if _ENTRY.fullmatch(f"{relative}/{name}"):
                         yield info.st_mtime, info.st_size, path
-                    elif _TEMPORARY.fullmatch(f"{relative}/{name}") and info.st_mtime < self._clock() - _STALE_SECONDS:
+                    elif (
+                        _TEMPORARY.fullmatch(f"{relative}/{name}")
+                        and info.st_mtime < self._clock() - _STALE_SECONDS
+                    ):
                         os.unlink(path)
                 except OSError:
                     continue

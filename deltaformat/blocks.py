@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from .errors import ErrorCode, MalformedError
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaformat.errors import ErrorCode, MalformedError
 
 __all__ = [
     "DEFAULT_BLOCK_BYTES",
     "MAX_BLOCK_BYTES",
     "MAX_NAME_BYTES",
     "MIN_BLOCK_BYTES",
+    "Buffer",
+    "Bytes",
     "block_count",
+    "block_lengths",
     "block_range",
     "check_block_bytes",
     "name_bytes",
 ]
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+"""A block, or a run of blocks: contiguous and one-dimensional."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
+"""Bytes that are only read."""
 
 DEFAULT_BLOCK_BYTES = 1 << 20
 MIN_BLOCK_BYTES = 1 << 8
@@ -34,7 +48,7 @@ def check_block_bytes(block_bytes: int, *, where: str = "") -> None:
     if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes & (block_bytes - 1):
         raise MalformedError(
             ErrorCode.VALUE_INVALID,
-            f"block_bytes is {block_bytes}; it must be a power of two from {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}",
+            f"block_bytes is {block_bytes}; use a power of two from {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}",
             where=where,
         )
 
@@ -50,6 +64,14 @@ def block_range(index: int, nbytes: int, block_bytes: int) -> tuple[int, int]:
     if index < 0 or start >= nbytes:
         raise IndexError(f"block {index} of a tensor with {block_count(nbytes, block_bytes)} blocks")
     return start, min(start + block_bytes, nbytes)
+
+
+def block_lengths(nbytes: int, block_bytes: int) -> npt.NDArray[np.int64]:
+    """Return the bytes of each block of a tensor of `nbytes` bytes (DF-BLK-02)."""
+    lengths = np.full(block_count(nbytes, block_bytes), block_bytes, np.int64)
+    if lengths.size:
+        lengths[-1] = nbytes - (lengths.size - 1) * block_bytes
+    return lengths
 
 
 def name_bytes(name: str, *, where: str = "") -> bytes:

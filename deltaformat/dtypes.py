@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .errors import ErrorCode, MalformedError, UnsupportedError
+from deltaformat.errors import ErrorCode, MalformedError, UnsupportedError
 
 __all__ = ["DTYPES", "MAX_RANK", "MAX_TENSOR_BYTES", "Dtype", "get_dtype", "tensor_nbytes"]
 

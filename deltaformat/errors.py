@@ -14,7 +14,8 @@
     └── StoreError                       the storage answered with an error
         └── CommitUnknown                the outcome of a commit is not known
 
-An error carries its `code` (what happened), `message` (one sentence that ends with what to do, where something can be done) and `where` (the object, tensor or block).
+An error carries its `code` (what happened), `message` (one sentence that ends with what to do, where something
+can be done) and `where` (the object, tensor or block).
 """
 
 from __future__ import annotations
@@ -84,12 +85,17 @@ class ErrorCode(Enum):
 
     error_class: str
 
-    def __new__(cls, code: str, error_class: str) -> ErrorCode:
-        """Make the member whose value is `code`."""
+    def __new__(cls, code: str, error_class: str = "") -> ErrorCode:
+        """Make the member whose value is `code`; called with the code alone, an enum looks its member up."""
         member = object.__new__(cls)
         member._value_ = code
         member.error_class = error_class
         return member
+
+    @property
+    def value(self) -> str:
+        """The code as printed; declared, since a type checker cannot see what `__new__` makes of the tuple."""
+        return str(self._value_)
 
 
 class DeltaFormatError(Exception):

@@ -22,7 +22,9 @@ def check_sidecar_path(path: str, *, where: str = "") -> str:
     if problem:
         shown = ascii(path)
         shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-        raise UnsafeError(ErrorCode.PATH_UNSAFE, f"sidecar path {shown} {problem}; give it another name", where=where)
+        raise UnsafeError(
+            ErrorCode.PATH_UNSAFE, f"sidecar path {shown} {problem}; give it another name", where=where
+        )
     return path
 
 
@@ -40,5 +42,5 @@ def _problem(path: str) -> str:
             return f"has the segment {segment!r}"
     for character in path:
         if character in "\\:" or unicodedata.category(character) == "Cc":
-            return f"has the character {ascii(character)}"
+            return f"has the character {character!a}"
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from deltaformat.blocks import block_lengths, block_range
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
+from deltaformat.encodings.streams import fitting_width
 from deltaformat.errors import ErrorCode, InconsistentError
 from deltaformat.packs import Buffer
 from deltaformat.rebuild import Rebuilder, Rebuilt
@@ -36,7 +37,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 Bytes = npt.NDArray[np.uint8]
 
-_NOTHING = np.empty(0, np.uint8)
 _NO_PIECES = np.empty((0, 5), np.int64)
 
 
@@ -115,11 +115,25 @@ class _Tensor:
     block_bytes: int
     chains: list[Pieces] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
-    raw: list[int] = field(default_factory=list)  # blocks whose raw piece waits: they may all make one whole tensor
+    raw: list[int] = field(
+        default_factory=list
+    )  # blocks whose raw piece waits: they may all make one whole tensor
 
     def block(self, index: int) -> Bytes:
         start, end = block_range(index, self.host.data.size, self.block_bytes)
         return self.host.data[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A staged tensor: all that its row of the map needs, and none of the caller's memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digests: Bytes
+    chains: list[Pieces]
+    fresh: list[int]
 
 
 class Stage:
@@ -161,7 +175,7 @@ class Stage:
         self._progress = progress
         self._first_new_pack = len(parent.packs) if parent is not None else 0
         self._twins = Twins(parent, baseline, rebuilder)
-        self._rows: list[tuple[_Tensor, Bytes]] = []
+        self._rows: list[_Row] = []
         self._names: set[str] = set()
         self._pool = ThreadPoolExecutor(policy.threads, thread_name_prefix="deltaformat-encode")
         self.counts = StageCounts()
@@ -174,7 +188,9 @@ class Stage:
             StoreError, CorruptError, MissingError: the parent's content could not be read, or a pack not be written.
         """
         if name in self._names:
-            raise InconsistentError(ErrorCode.PARTS_DISAGREE, "tensor given twice; give each name once", where=name)
+            raise InconsistentError(
+                ErrorCode.PARTS_DISAGREE, "tensor given twice; give each name once", where=name
+            )
         self._names.add(name)
         tensor = self._open(name, host)
         slab = max(1, SLAB_BYTES // self._block_bytes)
@@ -184,8 +200,9 @@ class Stage:
         self.counts.tensors += 1
         self.counts.blocks += len(tensor.lengths)
         self.counts.nbytes += host.data.size
-        tensor.host = replace(host, data=_NOTHING)  # the caller's memory is not needed any more
-        self._rows.append((tensor, tensor.held.digests.copy()))
+        self._rows.append(
+            _Row(name, host.dtype, host.shape, tensor.held.digests.copy(), tensor.chains, tensor.fresh)
+        )
 
     def finish(self) -> VersionMap:
         """Wait until all packs are durable and give the version's map.
@@ -197,17 +214,19 @@ class Stage:
         refs, offsets = self._sink.close()
         parent_packs = self._parent.packs if self._parent is not None else ()
         builder = VersionMapBuilder(digest_bytes=self._digest.size, packs=[*parent_packs, *refs])
-        for tensor, digests in self._rows:
-            pieces = np.concatenate(tensor.chains) if tensor.chains else np.empty((0, 5), np.int64)
-            for row in np.flatnonzero(pieces[:, SLOT] >= 0):
-                pieces[row, OFFSET] += offsets[pieces[row, PACK] - self._first_new_pack][pieces[row, SLOT]]
+        for row in self._rows:
+            pieces = np.concatenate(row.chains) if row.chains else _NO_PIECES
+            for piece in np.flatnonzero(pieces[:, SLOT] >= 0):
+                pieces[piece, OFFSET] += offsets[pieces[piece, PACK] - self._first_new_pack][
+                    pieces[piece, SLOT]
+                ]
             builder.add_tensor(
-                tensor.name,
-                tensor.host.dtype,
-                tensor.host.shape,
-                digests=digests,
-                fresh=np.asarray(tensor.fresh, np.uint8),
-                depth=np.fromiter(map(len, tensor.chains), np.uint8, len(tensor.chains)),
+                row.name,
+                row.dtype,
+                row.shape,
+                digests=row.digests,
+                fresh=np.asarray(row.fresh, np.uint8),
+                depth=np.fromiter(map(len, row.chains), np.uint8, len(row.chains)),
                 pack=pieces[:, PACK],
                 offset=pieces[:, OFFSET],
                 length=pieces[:, LENGTH],
@@ -233,7 +252,9 @@ class Stage:
             comparable = min(len(lengths), len(theirs))
             if comparable and lengths[comparable - 1] != theirs[comparable - 1]:
                 comparable -= 1  # only a last block is short
-        return _Tensor(name, get_dtype(host.dtype), host, held, old, start, lengths, comparable, self._block_bytes)
+        return _Tensor(
+            name, get_dtype(host.dtype), host, held, old, start, lengths, comparable, self._block_bytes
+        )
 
     def _stage_slab(self, tensor: _Tensor, slab: range) -> None:
         started = time.perf_counter()
@@ -266,7 +287,7 @@ class Stage:
         expected = self._parent.digest[tensor.parent_start + index]
         if tensor.old is not None and tensor.old.matches(index, expected, new.size):
             base = tensor.old.block(index)
-            positions = changed_positions(new, base, tensor.dtype.width)
+            positions = changed_positions(new, base, fitting_width(new.size, tensor.dtype.width))
             if not positions.size:
                 return _Look(index)
             own = None if self._rebase_due(tensor, index) else self._encode(tensor, new, base, positions)
@@ -286,11 +307,15 @@ class Stage:
     def _encode(
         self, tensor: _Tensor, new: Bytes, base: Bytes, positions: npt.NDArray[np.intp] | None
     ) -> tuple[Encoding, Buffer]:
-        encoding, payload = encode_block(new, base, tensor.dtype, positions=positions, strata=self._policy.strata)
+        encoding, payload = encode_block(
+            new, base, tensor.dtype, positions=positions, strata=self._policy.strata
+        )
         return (encoding, payload) if encoding.needs_base else self._encode_alone(tensor, new)
 
     def _encode_alone(self, tensor: _Tensor, new: Bytes) -> tuple[Encoding, Buffer]:
-        return (Encoding.RAW, new) if self._policy.keyframe == "raw" else encode_block(new, None, tensor.dtype)
+        return (
+            (Encoding.RAW, new) if self._policy.keyframe == "raw" else encode_block(new, None, tensor.dtype)
+        )
 
     def _rebase_due(self, tensor: _Tensor, index: int) -> bool:
         """Whether the chain is full, or it is this block's turn: turns spread re-bases over blocks and steps."""
@@ -322,7 +347,10 @@ class Stage:
             chain, fresh = twin
         elif encoding is Encoding.RAW and self._sink.fits_whole(tensor.host.data.size):
             tensor.raw.append(index)
-            chain, fresh = np.array([[0, 0, new.size, encoding, -1]], np.int64), NOT_FRESH  # _place_raw fills it in
+            chain, fresh = (
+                np.array([[0, 0, new.size, encoding, -1]], np.int64),
+                NOT_FRESH,
+            )  # _place_raw fills it in
         else:
             own = self._piece(encoding, tensor.held.block(index) if encoding is Encoding.RAW else payload)
             if encoding.needs_base:
@@ -348,7 +376,11 @@ class Stage:
         for index in tensor.raw:
             chain = tensor.chains[index]
             if whole:
-                chain[0, [PACK, OFFSET, SLOT]] = self._first_new_pack + place.pack, index * self._block_bytes, place.slot
+                chain[0, [PACK, OFFSET, SLOT]] = (
+                    self._first_new_pack + place.pack,
+                    index * self._block_bytes,
+                    place.slot,
+                )
             else:
                 chain[:] = self._piece(Encoding.RAW, tensor.held.block(index))
 

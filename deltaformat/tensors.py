@@ -1,7 +1,7 @@
 """Tensors of NumPy and torch to canonical bytes and back, bit for bit (SPEC 8).
 
-Everything goes through integer views: no float is compared, cast or computed with (DF-DTY-03). torch is imported only when
-a torch tensor is asked for; one that is passed in has imported it already.
+Everything goes through integer views: no float is compared, cast or computed with (DF-DTY-03). torch is
+imported only when a torch tensor is asked for; one that is passed in has imported it already.
 """
 
 from __future__ import annotations
@@ -12,20 +12,29 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
+from deltaformat.blocks import name_bytes
 from deltaformat.dtypes import get_dtype, tensor_nbytes
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, UnsupportedError
 
-__all__ = ["Framework", "HostTensor", "TensorBytes", "check_name", "from_host", "snapshot", "to_host"]
+__all__ = [
+    "Framework",
+    "HostTensor",
+    "TensorBytes",
+    "TensorSpec",
+    "check_name",
+    "from_host",
+    "snapshot",
+    "to_host",
+]
 
 Framework = Literal["np", "pt"]
 ByteArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
-_MAX_NAME_BYTES = 65_535
 _SHOWN_NAME = 100
 
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -109,7 +118,9 @@ class HostTensor:
     def __post_init__(self) -> None:
         expected = tensor_nbytes(get_dtype(self.dtype), self.shape)
         if self.data.dtype != np.uint8 or self.data.ndim != 1 or not self.data.flags.c_contiguous:
-            raise MalformedError(ErrorCode.INPUT_INVALID, "data must be a contiguous one-dimensional uint8 array")
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, "data must be a contiguous one-dimensional uint8 array"
+            )
         if self.data.size != expected:
             raise MalformedError(
                 ErrorCode.INPUT_INVALID,
@@ -120,6 +131,14 @@ class HostTensor:
     def nbytes(self) -> int:
         """Number of bytes."""
         return self.data.size
+
+
+class TensorSpec(NamedTuple):
+    """What is known of a tensor without its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,29 +164,19 @@ def check_name(name: object) -> str:
     """
     if not isinstance(name, str):
         raise MalformedError(
-            ErrorCode.INPUT_INVALID, f"a tensor's name must be a string, not {type(name).__name__}", where=_where(name)
+            ErrorCode.INPUT_INVALID,
+            f"a tensor's name must be a string, not {type(name).__name__}",
+            where=_where(name),
         )
-    if len(name) * 4 > _MAX_NAME_BYTES or not name.isascii():
-        try:
-            size = len(name.encode())
-        except UnicodeEncodeError:
-            raise MalformedError(
-                ErrorCode.INPUT_INVALID, "the tensor's name has a lone surrogate; rename it", where=_where(name)
-            ) from None
-        if size > _MAX_NAME_BYTES:
-            raise MalformedError(
-                ErrorCode.INPUT_INVALID,
-                f"the tensor's name has {size} bytes, more than {_MAX_NAME_BYTES}; shorten it",
-                where=_where(name),
-            )
+    name_bytes(name)
     return name
 
 
 def to_host(name: str, tensor: object) -> HostTensor:
     """Take a tensor's bits, from wherever it is.
 
-    The result shares memory with `tensor` where that is contiguous, little-endian and on the host; its data is then
-    read-only. `snapshot` makes it independent.
+    The result shares memory with `tensor` where that is contiguous, little-endian and on the host; its data
+    is read-only. `snapshot` makes it independent.
 
     Args:
         name: The tensor's name: checked, and named in errors.
@@ -188,12 +197,10 @@ def to_host(name: str, tensor: object) -> HostTensor:
         if _is_torch(tensor):
             return _from_torch(tensor)
     except DeltaFormatError as error:
-        if error.where:
-            raise
         raise type(error)(error.code, error.message, where=_where(name)) from error.__cause__
     raise MalformedError(
         ErrorCode.INPUT_INVALID,
-        f"{type(tensor).__module__}.{type(tensor).__name__} is no tensor; pass a NumPy array, a torch tensor or TensorBytes",
+        f"{_type_name(tensor)} is no tensor; pass a NumPy array, a torch tensor or TensorBytes",
         where=_where(name),
     )
 
@@ -206,8 +213,8 @@ def snapshot(host: HostTensor) -> HostTensor:
 def from_host(host: HostTensor, framework: Framework = "np", device: Any = "cpu") -> Any:
     """Return a framework's tensor with the same bits.
 
-    It shares memory with `host` where it can: on the host, and for torch if the data is writable and aligned. NumPy gets `F4` one
-    element a byte, torch two (so its last dimension is half as long).
+    It shares memory with `host` where it can: on the host, and for torch if the data is writable and aligned.
+    NumPy gets `F4` one element a byte, torch two (so its last dimension is half as long).
 
     Args:
         host: The tensor.
@@ -233,6 +240,10 @@ def _where(name: object) -> str:
     return f"tensor {shown if len(shown) <= _SHOWN_NAME else shown[:_SHOWN_NAME] + '...'}"
 
 
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def _read_only(data: ByteArray) -> ByteArray:
     view = data.view()
     view.flags.writeable = False
@@ -240,7 +251,7 @@ def _read_only(data: ByteArray) -> ByteArray:
 
 
 def _little_endian(bits: np.ndarray[Any, Any], component: int, big: bool) -> ByteArray:
-    """Lay elements out in C order, their components (8 bytes of a C64 are two) least significant byte first."""
+    """Lay elements out in C order, their components (a C64 has two) least significant byte first."""
     data = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
     if big and component > 1:
         data = data.view(f">u{component}").astype(f"<u{component}").view(np.uint8)
@@ -260,7 +271,9 @@ def _from_bytes(tensor: TensorBytes) -> HostTensor:
         else:
             data = np.frombuffer(memoryview(tensor.data).cast("B"), np.uint8)
     except (BufferError, TypeError, ValueError) as error:
-        raise MalformedError(ErrorCode.INPUT_INVALID, f"data must be a contiguous buffer of bytes: {error}") from None
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID, f"data must be a contiguous buffer of bytes: {error}"
+        ) from None
     return HostTensor(get_dtype(tensor.dtype).name, shape, _read_only(data))
 
 
@@ -270,7 +283,7 @@ def _from_numpy(tensor: np.ndarray[Any, Any] | np.generic) -> HostTensor:
     array = np.asarray(tensor)
     dtype = array.dtype
     name = _EXTENDED.get(dtype.type) if dtype.isbuiltin == 2 else _PLAIN.get((dtype.kind, dtype.itemsize))
-    if name is None or dtype.kind == "V" and dtype.isbuiltin != 2:
+    if name is None:
         raise _no_numpy_dtype(dtype)
     shape = tuple(int(dim) for dim in array.shape)
     if name == "F4":
@@ -291,14 +304,15 @@ def _no_numpy_dtype(dtype: np.dtype[Any]) -> UnsupportedError:
 
 
 def _pack_nibbles(codes: np.ndarray[Any, np.dtype[np.uint8]], shape: tuple[int, ...]) -> ByteArray:
-    """Pack 4-bit codes two a byte, the first of two in the low half; the upper half of an unpacked byte is no part of it."""
+    """Pack 4-bit codes two a byte, the first in the low half; what else an unpacked byte has is ignored."""
     flat = np.ascontiguousarray(codes).reshape(-1)
     if flat.size % 2:
         raise MalformedError(
             ErrorCode.INPUT_INVALID,
-            f"F4 of shape {list(shape)} has {flat.size} elements, which fill no whole number of bytes; pad it to an even number",
+            f"F4 of shape {list(shape)} does not fill whole bytes; pad it to an even number of elements",
         )
-    packed: ByteArray = (flat[0::2] & 0x0F) | (flat[1::2] << 4)
+    packed = np.left_shift(flat[1::2], 4, dtype=np.uint8)
+    packed |= flat[0::2] & 0x0F
     return packed
 
 
@@ -317,7 +331,9 @@ def _is_torch(tensor: object) -> bool:
 @cache
 def _torch_names() -> dict[Any, str]:
     torch = importlib.import_module("torch")
-    return {getattr(torch, attribute): name for name, attribute in _TORCH.items() if hasattr(torch, attribute)}
+    return {
+        getattr(torch, attribute): name for name, attribute in _TORCH.items() if hasattr(torch, attribute)
+    }
 
 
 def _from_torch(tensor: Any) -> HostTensor:
@@ -331,10 +347,12 @@ def _from_torch(tensor: Any) -> HostTensor:
     shape = tuple(int(dim) for dim in tensor.shape)
     if name == "F4":
         if not shape:
-            raise UnsupportedError(ErrorCode.NOT_SUPPORTED, "a 0-d pair of F4 has no logical shape; reshape it to (1,)")
+            raise UnsupportedError(
+                ErrorCode.NOT_SUPPORTED, "a 0-d pair of F4 has no logical shape; reshape it to (1,)"
+            )
         shape = (*shape[:-1], shape[-1] * 2)
     tensor = tensor.detach()
-    # A conjugated or negated view is the plain memory and a flag. The flag is taken off, and the signs are flipped in the bits.
+    # A conjugated or negated view is plain memory and a flag: it is taken off, and signs are flipped as bits.
     conjugated = tensor.is_conj()
     tensor = tensor.conj() if conjugated else tensor
     negated = tensor.is_neg()
@@ -353,19 +371,20 @@ def _flip_signs(bits: np.ndarray[Any, Any], component: int, flips: tuple[bool, .
     """Flip the sign bits of those components of every element that `flips` says: what negating them does."""
     unsigned = np.dtype(f"u{component}")
     mask = np.array([flip << (8 * component - 1) for flip in flips], unsigned)
-    return np.ascontiguousarray(bits).reshape(-1).view(unsigned).reshape(-1, len(flips)) ^ mask
+    components: np.ndarray[Any, Any] = np.ascontiguousarray(bits).reshape(-1).view(unsigned)
+    flipped: np.ndarray[Any, Any] = np.bitwise_xor(components.reshape(-1, len(flips)), mask)
+    return flipped
 
 
 def _check_plain(torch: Any, tensor: Any) -> None:
     """Refuse tensors that are not plain elements in memory, each with what to do instead."""
-    kind = type(tensor)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        if kind.__name__ == "DTensor":
-            problem = "a DTensor is a part of a tensor; pass tensor.full_tensor(), or one to_local() under a name of its own"
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        if type(tensor).__name__ == "DTensor":
+            problem = "a DTensor is spread over ranks; pass tensor.full_tensor()"
         elif tensor.is_nested:
-            problem = "a nested tensor has no one shape; store its .values() and .offsets(), or each member"
+            problem = "a nested tensor has no one shape; store tensor.values() and tensor.offsets()"
         else:
-            problem = f"{kind.__module__}.{kind.__name__} is not plain memory; convert it to a plain torch.Tensor first"
+            problem = f"{_type_name(tensor)} is not plain memory; convert it to a torch.Tensor first"
     elif torch.nn.parameter.is_lazy(tensor):
         problem = "a lazy parameter has no elements yet; run the module once first"
     elif tensor.is_nested:
@@ -375,7 +394,7 @@ def _check_plain(torch: Any, tensor: Any) -> None:
     elif tensor.is_meta:
         problem = "a meta tensor has no elements; load the weights first"
     elif tensor.layout != torch.strided:
-        problem = f"layout {tensor.layout} is not dense; store its indices and values as tensors, or pass tensor.to_dense()"
+        problem = f"layout {tensor.layout} is not dense; pass its indices and values, or tensor.to_dense()"
     else:
         return
     raise UnsupportedError(ErrorCode.NOT_SUPPORTED, problem)
@@ -383,7 +402,8 @@ def _check_plain(torch: Any, tensor: Any) -> None:
 
 def _no_dtype(host: HostTensor, framework: str) -> UnsupportedError:
     return UnsupportedError(
-        ErrorCode.DTYPE_UNKNOWN, f"{framework} has no dtype for {host.dtype}; get_bytes gives the tensor's bytes as they are"
+        ErrorCode.DTYPE_UNKNOWN,
+        f"{framework} has no dtype for {host.dtype}; get_bytes gives the tensor's bytes as they are",
     )
 
 
@@ -433,8 +453,10 @@ def _to_torch(host: HostTensor, device: Any) -> Any:
                 'use framework="np" or get_bytes',
             )
         shape = (*shape[:-1], shape[-1] // 2)
+    if not host.nbytes:
+        return torch.empty(shape, dtype=dtype, device=device)
     data = _native(host.data, _component(host.dtype))
-    # torch has no read-only tensors, and its kernels may rely on alignment, which a mapped file does not give.
+    # torch has no read-only tensors, and its kernels may rely on alignment, which mapped files do not give.
     if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
         data = data.copy()
     return torch.from_numpy(data).view(dtype).reshape(shape).to(device)

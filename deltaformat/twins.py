@@ -55,7 +55,9 @@ class Twins:
         self._staged: dict[bytes, _Staged] = {}
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]] | None = None
 
-    def remember(self, digest: bytes, name: str, index: int, *, chain: Pieces, fresh: int, before: Pieces) -> None:
+    def remember(
+        self, digest: bytes, name: str, index: int, *, chain: Pieces, fresh: int, before: Pieces
+    ) -> None:
         """Note a staged block, whose bytes the baseline now holds; `before` is its chain in the parent (or empty)."""
         self._staged.setdefault(digest, _Staged(name, index, chain, fresh, before))
 
@@ -83,7 +85,9 @@ class Twins:
         key = np.frombuffer(digest[:8], np.uint64)[0]
         wanted = np.frombuffer(digest, np.uint8)
         for block in order[np.searchsorted(keys, key, "left") : np.searchsorted(keys, key, "right")]:
-            if np.array_equal(self._parent.digest[block], wanted) and self._parent_has(int(block), content, wanted):
+            if np.array_equal(self._parent.digest[block], wanted) and self._parent_has(
+                int(block), content, wanted
+            ):
                 return pieces_of(self._parent, int(block)), NOT_FRESH
         return None
 

@@ -1,0 +1,45 @@
+"""deltaformat: versioned model weights in a bucket or a directory; any step and any slice comes back bit for bit.
+
+    import deltaformat as df
+    store = df.create("run/")
+    with store.writer() as writer:
+        writer.commit(step=0, tensors=model.state_dict())
+    with store.version(step=0, framework="pt") as version:
+        rows = version.get_slice("layer.0.weight")[0:16]
+
+The format is specified in SPEC.md; errors are in `deltaformat.errors`.
+"""
+
+from deltaformat import errors
+from deltaformat.collect import GcReport
+from deltaformat.part import Part, Ticket
+from deltaformat.reader import TensorInfo, TensorSlice, Version
+from deltaformat.stage import Policy
+from deltaformat.stager import Progress, Stager
+from deltaformat.store import Store, create, open  # noqa: A004 - deltaformat.open reads as intended
+from deltaformat.tensors import TensorBytes
+from deltaformat.verify import Finding, VerifyReport
+from deltaformat.writer import CommitInfo, Writer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CommitInfo",
+    "Finding",
+    "GcReport",
+    "Part",
+    "Policy",
+    "Progress",
+    "Stager",
+    "Store",
+    "TensorBytes",
+    "TensorInfo",
+    "TensorSlice",
+    "Ticket",
+    "VerifyReport",
+    "Version",
+    "Writer",
+    "create",
+    "errors",
+    "open",
+]

@@ -1,0 +1,170 @@
+"""Commands that move checkpoints in and out: import and export."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import deltaformat as df
+from deltaformat.checkpoint import open_checkpoint
+from deltaformat.cli.options import Commands, add_allow_external, add_branch, add_step, byte_size
+from deltaformat.cli.output import Console, human, plain
+from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
+from deltaformat.stager import Progress
+from deltaformat.tensors import HostTensor, TensorSpec, to_host
+
+__all__ = ["register_export", "register_import"]
+
+
+def register_import(commands: Commands) -> None:
+    """Declare `import`."""
+    parser = commands.add(
+        "import",
+        _import,
+        help="commit a safetensors file or a Hugging Face checkpoint directory as a step",
+        example="deltaformat import run/ checkpoints/step-100 --step 100",
+    )
+    parser.add_argument("store", metavar="STORE")
+    parser.add_argument(
+        "source",
+        metavar="FILE_OR_DIR",
+        help="a safetensors file, or a directory with its index and sidecar files",
+    )
+    add_step(parser, required=True)
+    add_branch(parser)
+    parser.add_argument(
+        "--external",
+        action="store_true",
+        help="leave the bytes where they are: the store refers to the files, which must never change",
+    )
+    parser.add_argument(
+        "--allow-set-change", action="store_true", help="names of tensors may differ from the step before"
+    )
+    parser.add_argument("--init", action="store_true", help="make the store if it is not there")
+    add_allow_external(parser)
+
+
+def register_export(commands: Commands) -> None:
+    """Declare `export`."""
+    parser = commands.add(
+        "export",
+        _export,
+        help="write a step as a Hugging Face checkpoint directory",
+        example="deltaformat export run/ --step 100 --output step-100/",
+    )
+    parser.add_argument("store", metavar="STORE")
+    add_step(parser, required=True)
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="a directory that is not there yet, or is empty"
+    )
+    parser.add_argument(
+        "--max-shard-size",
+        type=byte_size,
+        default=MAX_SHARD_BYTES,
+        metavar="SIZE",
+        help="begin a new file rather than go beyond (default: 5GB)",
+    )
+    add_branch(parser)
+    add_allow_external(parser)
+
+
+def _import(options: argparse.Namespace, console: Console) -> int:
+    # The input is checked first: a mistake there leaves no claim, and no empty store, behind.
+    checkpoint = open_checkpoint(options.source)
+    for note in checkpoint.notes:
+        console.say(f"note: {plain(note)}")
+    if options.init:
+        df.create(options.store, exist_ok=True)
+    store = df.open(options.store, allow_external=tuple(options.allow_external))
+    files = checkpoint.sidecars()
+    with console.bars() as progress, store.writer(options.branch, progress=progress) as writer:
+        if options.external:
+            info = writer.commit_external(
+                step=options.step,
+                checkpoint=checkpoint,
+                files=files,
+                allow_set_change=options.allow_set_change,
+            )
+        else:
+            info = writer.commit(
+                step=options.step, tensors=checkpoint, files=files, allow_set_change=options.allow_set_change
+            )
+    if info.created:
+        console.say(
+            f"step {info.step} of {info.branch}: {info.tensors:,} tensors, {human(info.nbytes)}; "
+            f"{human(info.bytes_written)} written, {len(files):,} sidecar files, {info.timings['total']:.2f} s"
+        )
+    else:
+        console.say(f"step {info.step} of {info.branch} has these weights already (commit {info.seq})")
+    console.say(f"root {info.root}")
+    console.document(
+        {
+            "store": store.url,
+            "branch": info.branch,
+            "step": info.step,
+            "seq": info.seq,
+            "root": info.root,
+            "created": info.created,
+            "tensors": info.tensors,
+            "changed_blocks": info.changed_blocks,
+            "blocks": info.blocks,
+            "nbytes": info.nbytes,
+            "bytes_written": info.bytes_written,
+            "files": sorted(files),
+            "notes": list(checkpoint.notes),
+            "timings": dict(info.timings),
+        }
+    )
+    return 0
+
+
+def _export(options: argparse.Namespace, console: Console) -> int:
+    store = df.open(options.store, allow_external=tuple(options.allow_external))
+    with store.version(options.step, branch=options.branch) as version, console.bars() as progress:
+        specs = [
+            TensorSpec(name, info.dtype, info.shape)
+            for name in version.keys()
+            for info in [version.info(name)]
+        ]
+        files: dict[str, Callable[[], bytes]] = {
+            path: partial(version.read_file, path) for path in version.files()
+        }
+        written = write_checkpoint(
+            options.output,
+            specs,
+            _read(version),
+            files,
+            max_shard_bytes=options.max_shard_size,
+            progress=lambda done, total: progress(Progress("export", done, total)),
+        )
+        nbytes = int(version.map.tensor_bytes.sum())
+    output = Path(options.output)
+    console.say(
+        [
+            f"step {version.step} of {options.branch}: {len(specs):,} tensors, {human(nbytes)}, "
+            f"in {len(written):,} files at {plain(str(output))}",
+            f"root {version.root}",
+        ]
+    )
+    console.document(
+        {
+            "store": store.url,
+            "branch": options.branch,
+            "step": version.step,
+            "seq": version.seq,
+            "root": version.root,
+            "output": str(output),
+            "files": list(written),
+            "tensors": len(specs),
+            "nbytes": nbytes,
+        }
+    )
+    return 0
+
+
+def _read(version: df.Version) -> Iterator[tuple[str, HostTensor]]:
+    """One tensor at a time, verified."""
+    for name in version.keys():
+        yield name, to_host(name, version.get_bytes(name))

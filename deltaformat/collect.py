@@ -1,0 +1,173 @@
+"""Garbage collection: retire versions, then delete what nothing live uses (SPEC 12.6)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from deltaformat.context import Context
+from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
+from deltaformat.history import History, State
+from deltaformat.keys import KeyKind, parse_key, probe_key, record_key
+from deltaformat.liveness import object_uses
+from deltaformat.records import Retire
+from deltaformat.stager import Progress
+from deltaformat.storage import ObjectInfo
+
+__all__ = ["GcReport", "collect"]
+
+PREFIXES = ("manifests/", "packs/", "files/", "hints/")
+DELETE_AT_ONCE = 500
+PROBE_AGE = timedelta(hours=1)  # far longer than any probe takes
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What a collection did, or would do.
+
+    Attributes:
+        dry_run: Nothing was written or deleted.
+        kept: Steps that stay, per branch.
+        retired: Commits retired by this run: (branch, step, seq).
+        deleted: Objects deleted: (key, bytes).
+        waiting: Objects of retired commits whose grace has not passed: (key, bytes).
+        live_bytes: Bytes of manifests, packs and files that stay in use.
+    """
+
+    dry_run: bool
+    kept: dict[str, list[int]] = field(default_factory=dict)
+    retired: list[tuple[str, int, int]] = field(default_factory=list)
+    deleted: list[tuple[str, int]] = field(default_factory=list)
+    waiting: list[tuple[str, int]] = field(default_factory=list)
+    live_bytes: int = 0
+
+    @property
+    def deleted_bytes(self) -> int:
+        """Bytes of what was (or would be) deleted."""
+        return sum(size for _, size in self.deleted)
+
+
+def collect(
+    context: Context,
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    grace: timedelta,
+    dry_run: bool,
+    progress: Callable[[Progress], None] | None = None,
+) -> GcReport:
+    """Retire all commits but the newest `keep_last` of every branch, those whose step `keep_every` divides, and tagged ones; then delete.
+
+    Objects of retired commits go once `grace` has passed since their `retire` record, by the store's own times; so a second run does it
+    where the first only retires. Objects that no commit names go at once if their claim is fenced.
+
+    Raises:
+        MalformedError: keep_last below 1, keep_every below 1, a negative grace.
+        StoreError: the store failed; what was retired stays retired, and another run goes on.
+    """
+    if keep_last < 1 or (keep_every is not None and keep_every < 1) or grace < timedelta(0):
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            "keep_last and keep_every are at least 1, grace is not negative",
+            where="gc",
+        )
+    history = context.log.history()
+    kept = _kept(history, keep_last, keep_every)
+    doomed = sorted(history.live - kept)
+    report = GcReport(dry_run)
+    for branch, head in history.state.heads.items():
+        if head.seq is not None:
+            report.kept[branch] = [commit.step for commit in history.lineage(head.seq) if commit.seq in kept]
+    report.retired = [(history.commits[seq].branch, history.commits[seq].step, seq) for seq in doomed]
+    if doomed and dry_run:
+        history.live.difference_update(doomed)  # as if: under the number that the record would have
+        history.retired.update(dict.fromkeys(doomed, history.state.seq + 1))
+    elif doomed:
+        _retire(context, doomed)
+        history = context.log.history()  # not older than the record (DF-GC-01)
+    _sweep(context, history, grace, report, progress or (lambda _: None))
+    return report
+
+
+def _kept(history: History, keep_last: int, keep_every: int | None) -> set[int]:
+    kept = set(history.tags.values())
+    for head in history.state.heads.values():
+        if head.seq is None:
+            continue
+        for position, commit in enumerate(history.lineage(head.seq)):
+            if position < keep_last or (keep_every is not None and commit.step % keep_every == 0):
+                kept.add(commit.seq)
+    return kept & history.live
+
+
+def _retire(context: Context, doomed: list[int]) -> None:
+    def members(state: State) -> dict[str, object]:
+        heads = {head.seq for head in state.heads.values()}
+        if heads & set(doomed):
+            raise InconsistentError(
+                ErrorCode.NOT_LIVE, "a version to be retired became a branch's head; run gc again", where="gc"
+            )
+        return {"commits": tuple(doomed)}
+
+    context.log.append(Retire, members)
+
+
+def _sweep(
+    context: Context,
+    history: History,
+    grace: timedelta,
+    report: GcReport,
+    progress: Callable[[Progress], None],
+) -> None:
+    uses = object_uses(history)
+    records = {use.retired_by for use in uses.values() if use.retired_by is not None}
+    retired_at = {
+        seq: context.storage.head(record_key(seq)).modified for seq in records if seq <= history.state.seq
+    }
+    now = _store_time(context) if retired_at or not report.dry_run else None
+    doomed = []
+    for info in _listed(context):
+        key = parse_key(info.key)
+        use = uses.get(info.key)
+        if use is not None and use.live:
+            report.live_bytes += info.size
+        elif use is not None:
+            since = retired_at.get(use.retired_by) if use.retired_by is not None else None
+            if since is not None and now is not None and now - since > grace:  # DF-GC-02
+                doomed.append(info)
+            else:
+                report.waiting.append((info.key, info.size))
+        elif key.kind is KeyKind.PROBE:
+            if now is not None and now - info.modified > PROBE_AGE:
+                doomed.append(info)
+        elif key.claim is not None and history.is_fenced(key.claim):  # DF-GC-03
+            doomed.append(info)
+    report.deleted = [(info.key, info.size) for info in doomed]
+    if report.dry_run:
+        return
+    for start in range(0, len(doomed), DELETE_AT_ONCE):
+        context.storage.delete([info.key for info in doomed[start : start + DELETE_AT_ONCE]])
+        progress(Progress("delete", min(start + DELETE_AT_ONCE, len(doomed)), len(doomed)))
+
+
+def _listed(context: Context) -> Iterator[ObjectInfo]:
+    for prefix in PREFIXES:
+        for info in context.storage.list(prefix):
+            try:
+                kind = parse_key(info.key).kind
+            except MalformedError:
+                continue  # not this format's: left alone
+            if kind not in (KeyKind.TAIL_HINT, KeyKind.EXTERNAL):  # DF-GC-04
+                yield info
+
+
+def _store_time(context: Context) -> datetime:
+    """The store's own clock, read off an object made now (DF-GC-02)."""
+    key = probe_key(secrets.token_hex(16))
+    context.storage.put(key, b"{}")
+    try:
+        return context.storage.head(key).modified
+    finally:
+        context.storage.delete([key])

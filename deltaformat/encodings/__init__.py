@@ -1,0 +1,124 @@
+"""Payloads: how the bytes of one block are stored in a piece (SPEC 9).
+
+Everything here is pure and takes blocks as contiguous one-dimensional arrays of `uint8`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from deltaformat.blocks import Buffer, Bytes
+from deltaformat.dtypes import Dtype
+from deltaformat.encodings.planes import (
+    decode_planes,
+    decode_planes_delta,
+    encode_planes,
+    encode_planes_delta,
+)
+from deltaformat.encodings.sparse import Changes, changed_positions, encode_sparse, parse_sparse
+from deltaformat.encodings.strata import Positions
+from deltaformat.encodings.streams import fitting_width, malformed
+from deltaformat.encodings.thresholds import choose_thresholds
+from deltaformat.errors import ErrorCode, UnsupportedError
+
+__all__ = [
+    "Changes",
+    "Encoding",
+    "changed_positions",
+    "choose_thresholds",
+    "decode_piece",
+    "encode_block",
+    "encode_planes",
+    "encode_planes_delta",
+    "encode_sparse",
+    "parse_sparse",
+]
+
+
+class Encoding(IntEnum):
+    """Codes of SPEC 9."""
+
+    RAW = 0
+    PLANES = 1
+    PLANES_DELTA = 2
+    SPARSE = 3
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether a payload applies to the result of the pieces before it (DF-ENC-02)."""
+        return self >= Encoding.PLANES_DELTA
+
+
+_SURELY_SPARSE = 8
+"""Where one element in so many differs, or fewer, nothing else comes near `sparse`."""
+
+
+def encode_block(
+    new: Bytes,
+    base: Bytes | None,
+    dtype: Dtype,
+    *,
+    positions: Positions | None = None,
+    strata: bool = False,
+) -> tuple[Encoding, bytes]:
+    """Encode a block in the smallest way, by measured size; never larger than the block itself.
+
+    Args:
+        new: The block.
+        base: What readers will have, of the same length; None where the payload must stand alone.
+        dtype: The tensor's dtype.
+        positions: What `changed_positions` returned for these and the dtype's width, where that is known.
+        strata: Whether to code positions by magnitude class: smaller, and slower in NumPy.
+    """
+    width = fitting_width(new.size, dtype.width)
+    candidates: list[tuple[Encoding, bytes]] = []
+    dense = True
+    if base is not None:
+        if positions is None:
+            positions = changed_positions(new, base, width)
+        dense = positions.size * _SURELY_SPARSE > new.size // width
+        if positions.size:
+            thresholds = choose_thresholds(base, positions, width, dtype.kind) if strata else ()
+            payload = encode_sparse(new, base, width, positions, thresholds)
+            candidates.append((Encoding.SPARSE, payload))
+        if dense or not positions.size:
+            candidates.append((Encoding.PLANES_DELTA, encode_planes_delta(new, base, width)))
+    if dense:
+        candidates.append((Encoding.PLANES, encode_planes(new, width)))
+    encoding, payload = min(candidates, key=lambda candidate: len(candidate[1]))
+    if len(payload) >= new.size:
+        return Encoding.RAW, new.tobytes()
+    return encoding, payload
+
+
+def decode_piece(encoding: int, payload: Buffer, out: Bytes) -> None:
+    """Decode a piece into `out`, in place.
+
+    Args:
+        encoding: The code of the manifest.
+        payload: All bytes of the piece.
+        out: The block: it holds the base where the encoding needs one. After an error its contents mean
+            nothing, except that `sparse` checks everything before it changes a byte (DF-ENC-17).
+
+    Raises:
+        UnsupportedError: The code is unknown (DF-ENC-03) or a reserved bit is set.
+        MalformedError: The payload breaks SPEC 9.
+        CorruptError: A zstd frame does not decompress.
+    """
+    if encoding == Encoding.SPARSE:
+        parse_sparse(payload, out).apply(out)
+    elif encoding == Encoding.PLANES_DELTA:
+        decode_planes_delta(payload, out)
+    elif encoding == Encoding.PLANES:
+        decode_planes(payload, out)
+    elif encoding == Encoding.RAW:
+        content = np.frombuffer(payload, np.uint8)
+        if content.size != out.size:  # DF-ENC-04
+            raise malformed(f"a raw payload of {content.size} bytes for a block of {out.size}")
+        out[:] = content
+    else:
+        raise UnsupportedError(
+            ErrorCode.ENCODING_UNKNOWN, f"encoding {encoding} is unknown; a newer reader may know it"
+        )

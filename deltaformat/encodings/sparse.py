@@ -1,0 +1,272 @@
+"""`sparse`: differences at positions, both against a base (SPEC 9.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from deltaformat.blocks import Buffer, Bytes
+from deltaformat.encodings.planes import join_planes, split_planes
+from deltaformat.encodings.strata import Elements, Positions, Strata, magnitude_mask
+from deltaformat.encodings.streams import (
+    WIDTHS,
+    Cursor,
+    fitting_width,
+    malformed,
+    read_width,
+    write_stream,
+    write_varint,
+)
+from deltaformat.errors import ErrorCode, MalformedError
+
+__all__ = ["MAX_K", "MAX_THRESHOLDS", "Changes", "changed_positions", "encode_sparse", "parse_sparse"]
+
+MAX_THRESHOLDS = 15
+MAX_K = 26
+_ESCAPE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a payload does to a block, all of it checked.
+
+    Attributes:
+        width: Element width in bytes.
+        positions: Element positions, each once, stratum by stratum and rising within each.
+        differences: What to add to the elements there, modulo 2^(8 width).
+    """
+
+    width: int
+    positions: Positions
+    differences: Elements
+
+    def apply(self, block: Bytes) -> None:
+        """Turn the base into the new block, in place."""
+        block.view(self.differences.dtype)[self.positions] += self.differences
+
+    def undo(self, block: Bytes) -> None:
+        """Turn the new block back into the base, in place."""
+        block.view(self.differences.dtype)[self.positions] -= self.differences
+
+
+def changed_positions(new: Bytes, base: Bytes, width: int) -> Positions:
+    """Return the positions of the elements whose bits differ, rising (DF-DTY-03).
+
+    Args:
+        new: A block.
+        base: Another of the same length.
+        width: Element width in bytes; 1 is used where it does not divide the length.
+    """
+    elements = new.view(f"<u{fitting_width(new.size, width)}")
+    return np.flatnonzero(elements != base.view(elements.dtype))
+
+
+def encode_sparse(
+    new: Bytes,
+    base: Bytes,
+    width: int,
+    positions: Positions | None = None,
+    thresholds: Sequence[int] = (),
+) -> bytes:
+    """Encode a block as its differences to a base of the same length.
+
+    Args:
+        new: The block.
+        base: The block that readers will have.
+        width: Element width in bytes; 1 is used where it does not divide the length.
+        positions: What `changed_positions` returned for these, where that is known.
+        thresholds: Up to 15 falling magnitudes of old elements; none means plain positions.
+
+    Raises:
+        MalformedError: Nothing differs, or the thresholds break DF-ENC-10.
+    """
+    width = fitting_width(new.size, width)
+    if positions is None:
+        positions = changed_positions(new, base, width)
+    if not positions.size:
+        raise MalformedError(ErrorCode.INPUT_INVALID, "a sparse payload needs at least one difference")
+    if len(thresholds) > MAX_THRESHOLDS or not _thresholds_valid(thresholds, width):
+        raise MalformedError(ErrorCode.INPUT_INVALID, f"thresholds {list(thresholds)} are not usable")
+    elements = base.view(f"<u{width}")
+    if thresholds:
+        strata = Strata(elements, thresholds)
+        groups = strata.split(positions)
+        ranks = [strata.rank(index, group) if group.size else group for index, group in enumerate(groups)]
+        positions = np.concatenate(groups)
+    else:
+        ranks = [positions]
+
+    ks, quotients, lows = bytearray(), [], []
+    for group in ranks:
+        if group.size:
+            gaps = group.copy()
+            gaps[1:] -= group[:-1] + 1
+            k = _choose_k(gaps)
+            ks.append(k)
+            quotients.append(gaps >> k)
+            lows.append(_pack_low_bits(gaps, k))
+    quotient = np.concatenate(quotients)
+
+    difference = new.view(elements.dtype)[positions] - elements[positions]
+    signed = difference.view(f"<i{width}")
+    magnitude = np.where(signed < 0, ~difference, difference - elements.dtype.type(1))  # |d| - 1
+    return b"".join(
+        [
+            bytes((WIDTHS.index(width) | len(thresholds) << 2,)),
+            np.array(thresholds, elements.dtype).tobytes(),
+            *[write_varint(group.size) for group in ranks],
+            ks,
+            write_stream(np.minimum(quotient, _ESCAPE).astype(np.uint8).tobytes()),
+            write_stream(quotient[quotient >= _ESCAPE].astype("<u4").tobytes()),
+            write_stream(b"".join(lows)),
+            write_stream(np.packbits(signed < 0, bitorder="little").tobytes()),
+            *[write_stream(plane) for plane in split_planes(magnitude)],
+        ]
+    )
+
+
+def parse_sparse(payload: Buffer, base: Bytes) -> Changes:
+    """Read a payload and compute all its changes, without changing `base` (DF-ENC-17).
+
+    Args:
+        payload: The piece.
+        base: The block that it applies to.
+
+    Raises:
+        MalformedError: A rule of SPEC 9 is broken.
+        UnsupportedError: A reserved bit is set.
+        CorruptError: A zstd frame does not decompress.
+    """
+    cursor = Cursor(payload)
+    header = cursor.byte()
+    width = read_width(header, 6, base.size)
+    elements = base.view(f"<u{width}")
+    thresholds = [int.from_bytes(cursor.take(width), "little") for _ in range(header >> 2)]
+    if not _thresholds_valid(thresholds, width):
+        raise malformed("thresholds do not fall strictly within the magnitudes")  # DF-ENC-10
+    counts = [cursor.varint() for _ in range(len(thresholds) + 1)]
+    total = sum(counts)
+    if not 1 <= total <= elements.size:
+        raise malformed(f"{total} changes in a block of {elements.size} elements")  # DF-ENC-11
+    ks = [cursor.byte() if count else 0 for count in counts]
+    if max(ks) > MAX_K:
+        raise malformed(f"k is {max(ks)}; at most {MAX_K} is allowed")  # DF-ENC-12
+
+    quotients = cursor.stream(total)
+    escaped = quotients == _ESCAPE
+    escapes = cursor.stream(4 * int(np.count_nonzero(escaped)))
+    low_sizes = [(count * k + 7) // 8 for count, k in zip(counts, ks, strict=True)]
+    lows = cursor.stream(sum(low_sizes))
+    signs = cursor.stream((total + 7) // 8)
+    planes = [cursor.stream(total) for _ in range(width)]
+    cursor.finish()
+
+    gaps = quotients.astype(np.int64)
+    if escapes.size:
+        gaps[escaped] = escapes.view("<u4")
+        if int(escapes.view("<u4").min()) < _ESCAPE:
+            raise malformed("an escape holds a quotient that fits a byte")  # DF-ENC-13
+    strata = Strata(elements, thresholds) if thresholds else None
+    populations = strata.populations if strata else [elements.size]
+    groups = np.split(gaps, list(accumulate(counts[:-1])))
+    first_low = 0
+    for group, k, low_size, population in zip(groups, ks, low_sizes, populations, strict=True):
+        if group.size:
+            if k:
+                group <<= k
+                group |= _unpack_low_bits(lows[first_low : first_low + low_size], group.size, k)
+                first_low += low_size
+            _sum_gaps(group, population)
+    positions = strata.select(groups) if strata else gaps
+    return Changes(width, positions, _differences(planes, signs, total))
+
+
+def _thresholds_valid(thresholds: Sequence[int], width: int) -> bool:
+    """Tell whether thresholds fall strictly from at most M to at least 1 (DF-ENC-10)."""
+    bounds = [magnitude_mask(width) + 1, *thresholds, 0]
+    return all(upper > lower for upper, lower in pairwise(bounds))
+
+
+def _choose_k(gaps: Positions) -> int:
+    """Choose the number of low bits of a stratum's gaps.
+
+    Rice's quotients are unary, and his k is the logarithm of the mean. These are entropy coded, so that they
+    may carry two more bits. Where changes come in bursts the mean says little: the median is tried, too.
+    """
+    sample = np.sort(gaps[:: max(1, gaps.size // 64)])
+    mean, median = int(gaps.sum()) // gaps.size, int(sample[sample.size // 2])
+    ks = [max(0, typical.bit_length() - 3) for typical in (mean, median * 3 // 2)]
+    return ks[0] if abs(ks[0] - ks[1]) < 2 else min(ks, key=lambda k: _estimate_bits(gaps, k))
+
+
+def _estimate_bits(gaps: Positions, k: int) -> float:
+    """Estimate what gaps cost: k bits each, the entropy of the quotients, and the escapes."""
+    counts = np.bincount(np.minimum(gaps >> k, _ESCAPE), minlength=_ESCAPE + 1)
+    used = counts[counts > 0]
+    entropy = float(used @ np.log2(gaps.size / used))
+    return gaps.size * k + entropy + 32 * float(counts[_ESCAPE])
+
+
+def _pack_low_bits(gaps: Positions, k: int) -> bytes:
+    """Pack the k low bits of every gap, the least significant bit first."""
+    if k == 0:
+        return b""
+    size = (gaps.size * k + 7) // 8
+    if k > 8:
+        low = gaps.astype("<u4").view(np.uint8).reshape(-1, 4)
+        bits = np.unpackbits(low, axis=1, count=k, bitorder="little")
+        return np.packbits(bits, bitorder="little").tobytes()
+    # Eight gaps make k whole bytes, and these fit a word.
+    octets = np.zeros((-(-gaps.size // 8), 8), np.int64)
+    np.bitwise_and(gaps, (1 << k) - 1, out=octets.reshape(-1)[: gaps.size])
+    words = octets.view(np.uint64) @ (np.uint64(1) << np.arange(0, 8 * k, k, dtype=np.uint64))
+    return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :k].tobytes()[:size]
+
+
+def _unpack_low_bits(packed: Bytes, count: int, k: int) -> Positions:
+    """Undo `_pack_low_bits`, refusing padding that is not zero (DF-ENC-14)."""
+    padding = -count * k % 8
+    if padding and int(packed[-1]) >> (8 - padding):
+        raise malformed("padding after low bits is not zero")
+    octets = -(-count // 8)
+    data = np.zeros(octets * k + 8, np.uint8)
+    data[: packed.size] = packed
+    gaps = np.empty((octets, 8), np.int64)
+    # Every k bytes hold eight values. A word that starts at one of them holds all eight, or two at least.
+    at_once = 8 if k <= 8 else 2
+    for first in range(0, 8, at_once):
+        start, shift = divmod(first * k, 8)
+        words = np.ndarray((octets, 1), "<u8", data, offset=start, strides=(k, 8))
+        shifts = np.arange(shift, shift + at_once * k, k, dtype=np.uint64)
+        gaps[:, first : first + at_once] = (words >> shifts) & np.uint64((1 << k) - 1)
+    return gaps.reshape(-1)[:count]
+
+
+def _sum_gaps(gaps: Positions, population: int) -> None:
+    """Turn gaps into ranks, in place, refusing one that its stratum does not have (DF-ENC-15)."""
+    # Each gap is checked first: then no sum can overflow.
+    if int(gaps.max()) < population:
+        gaps[1:] += 1
+        np.cumsum(gaps, out=gaps)
+        if int(gaps[-1]) < population:
+            return
+    raise malformed(f"a rank is not below its stratum's population of {population}")
+
+
+def _differences(planes: list[Bytes], signs: Bytes, total: int) -> Elements:
+    """Assemble differences from their magnitudes and signs (DF-ENC-14, DF-ENC-16)."""
+    if total % 8 and int(signs[-1]) >> (total % 8):
+        raise malformed("padding after signs is not zero")
+    width = len(planes)
+    magnitude: Elements = np.empty(total, f"<u{width}")  # |d| - 1
+    join_planes(planes, magnitude)
+    negative = np.unpackbits(signs, count=total, bitorder="little").astype(magnitude.dtype)
+    positive = negative ^ magnitude.dtype.type(1)
+    most = magnitude_mask(width)
+    if int(magnitude.max()) > most or int((magnitude + positive).max()) > most:
+        raise malformed("a difference is outside the signed range")  # DF-ENC-16
+    differences: Elements = (magnitude ^ -negative) + positive  # ~(|d| - 1) is -|d|
+    return differences

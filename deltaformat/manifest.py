@@ -1,0 +1,306 @@
+"""Manifest parts as bytes: one Arrow file in one zstd frame (SPEC 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from deltaformat import ijson
+from deltaformat.arrow import Lists, check_metadata, read_arrow, write_arrow
+from deltaformat.columns import prefix_sums, tensor_sizes
+from deltaformat.digests import DIGEST_SIZES
+from deltaformat.errors import (
+    CorruptError,
+    ErrorCode,
+    InconsistentError,
+    LimitError,
+    MalformedError,
+    UnsupportedError,
+)
+from deltaformat.fields import MANIFEST, check_requires, is_natural, split_members
+from deltaformat.keys import KeyKind, parse_key
+from deltaformat.mapcheck import check_map, check_packs, gaps_of, offsets_of
+from deltaformat.packs import ExternalRef, FileRef, PackEntry, PackRef
+from deltaformat.paths import check_sidecar_path
+from deltaformat.versionmap import MAX_PACKS, MAX_TENSORS, VersionMap
+
+__all__ = ["FORMAT", "MAX_CONTENT_BYTES", "decode_part", "encode_part"]
+
+FORMAT = "deltaformat-manifest/1"
+MAX_CONTENT_BYTES = 1 << 30
+"""Decompressed bytes of a part above which it is refused (DF-LIM-01)."""
+
+ZSTD_LEVEL = 3
+_PER_BLOCK = ("digest", "fresh", "depth")
+_PER_PIECE = ("pack", "gap", "length", "encoding")
+_BYTES_PER_PIECE = 4 + 8 + 4 + 1
+
+
+def encode_part(
+    version: VersionMap,
+    rows: Sequence[int] | npt.NDArray[np.int64] | None = None,
+    *,
+    parent: int | None,
+    digest: str,
+    block_bytes: int,
+    requires: Sequence[str] = (),
+) -> tuple[bytes, int]:
+    """Write a map, or some of its tensors, as a manifest part; packs that no piece names are left out.
+
+    Args:
+        version: The map. Its files are written too, unless `rows` are given.
+        rows: The tensors to write; None: all.
+        parent: seq of the parent commit.
+        digest: Name of the store's digest.
+        block_bytes: The store's block size.
+        requires: Features that a reader must know.
+
+    Returns:
+        The object's bytes, and its `content_size`.
+
+    Raises:
+        MalformedError: The map breaks a rule of SPEC 11.
+        LimitError: The part would be larger than readers accept; divide the tensors over several.
+    """
+    version = (version if rows is None else version.take(rows)).compact()
+    check_map(
+        version, digest_bytes=DIGEST_SIZES[digest], block_bytes=block_bytes, has_parent=parent is not None
+    )
+    blocks, pieces = len(version.depth), len(version.pack)
+    if blocks * (DIGEST_SIZES[digest] + 2) + pieces * _BYTES_PER_PIECE > MAX_CONTENT_BYTES:
+        raise _too_large(f"{pieces} pieces")
+    ranks = np.fromiter(map(len, version.shapes), np.int64, len(version.shapes))
+    dims = np.fromiter((dim for shape in version.shapes for dim in shape), np.int64, int(ranks.sum()))
+    per_block = np.diff(version.block_start)
+    per_piece = np.diff(version.piece_start[version.block_start])
+    lists = {
+        "shape": Lists(ranks, dims),
+        "digest": Lists(per_block, version.digest),
+        "fresh": Lists(per_block, version.fresh),
+        "depth": Lists(per_block, version.depth),
+        "pack": Lists(per_piece, version.pack.astype(np.uint32)),
+        "gap": Lists(per_piece, gaps_of(version.pack, version.offset, version.length)),
+        "length": Lists(per_piece, version.length.astype(np.uint32)),
+        "encoding": Lists(per_piece, version.encoding),
+    }
+    metadata = {
+        "format": FORMAT,
+        "digest": digest,
+        "block_bytes": block_bytes,
+        "parent": parent,
+        "packs": [_pack_members(entry) for entry in version.packs],
+        "files": [{"path": file.path, "key": file.key, "size": file.size} for file in version.files],
+        "requires": list(requires),
+    }
+    content = write_arrow({"name": version.names, "dtype": version.dtypes}, lists, ijson.dump(metadata))
+    if content.nbytes > MAX_CONTENT_BYTES:
+        raise _too_large(f"{content.nbytes} bytes")
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(content), content.nbytes
+
+
+def decode_part(
+    data: bytes,
+    *,
+    content_size: int,
+    where: str,
+    digest: str,
+    block_bytes: int,
+    parent: int | None,
+    max_content: int = MAX_CONTENT_BYTES,
+) -> VersionMap:
+    """Parse and check a manifest part whose size and SHA-256 have been checked.
+
+    Memory: a few times `content_size`, which the record states; nothing in the part can raise it.
+
+    Args:
+        data: The object's bytes.
+        content_size: Decompressed bytes, as the commit record states.
+        where: The object's key.
+        digest: Name of the store's digest.
+        block_bytes: The store's block size.
+        parent: seq of the commit's parent.
+        max_content: The largest `content_size` to accept.
+
+    Raises:
+        MalformedError: It breaks SPEC 11, or a rule that its rows must keep.
+        CorruptError: Its frame does not decompress.
+        InconsistentError: It is of another store or parent (DF-MAN-09), or has a name twice (DF-MAN-05).
+        UnsupportedError: It needs a feature, format, dtype or encoding that is not known.
+        UnsafeError: A sidecar path could leave its directory (DF-MAN-10).
+        LimitError: It is larger than SPEC 16 or `max_content` allows.
+    """
+    content = _decompress(data, content_size, max_content, where)
+    members = _metadata(check_metadata(content, where=where), digest, block_bytes, parent, where)
+    packs = tuple(
+        _pack_entry(entry, where) for entry in _at_most(members["packs"], MAX_PACKS, "packs", where)
+    )
+    sizes = check_packs(packs, where=where)
+    files = _files(members["files"], where)
+    text, lists = read_arrow(content, digest_bytes=DIGEST_SIZES[digest], where=where)
+    names, dtypes = _at_most(text["name"], MAX_TENSORS, "tensors", where), text["dtype"]
+    shape = lists["shape"]
+    nbytes = tensor_sizes(dtypes, shape.counts, shape.values, where=where)
+    block_counts = -(-nbytes // block_bytes)
+    for column in _PER_BLOCK:  # DF-BLK-02, DF-MAN-04
+        _same_counts(lists[column].counts, block_counts, column, names, where)
+    block_start = prefix_sums(block_counts)
+    depth = lists["depth"].values
+    piece_start = prefix_sums(depth)
+    for column in _PER_PIECE:
+        _same_counts(lists[column].counts, np.diff(piece_start[block_start]), column, names, where)
+    length = lists["length"].values.astype(np.int64)
+    version = VersionMap(
+        names=tuple(names),
+        dtypes=tuple(dtypes),
+        shapes=_shapes(shape),
+        block_start=block_start,
+        digest=lists["digest"].values,
+        fresh=lists["fresh"].values,
+        depth=depth,
+        piece_start=piece_start,
+        pack=lists["pack"].values.astype(np.int32),
+        offset=offsets_of(lists["pack"].values, lists["gap"].values, length, sizes, where=where),
+        length=length,
+        encoding=lists["encoding"].values,
+        packs=packs,
+        files=files,
+    )
+    check_map(
+        version,
+        digest_bytes=DIGEST_SIZES[digest],
+        block_bytes=block_bytes,
+        has_parent=parent is not None,
+        where=where,
+    )
+    return version
+
+
+def _decompress(data: bytes, content_size: int, max_content: int, where: str) -> bytes:
+    """DF-MAN-02, DF-LIM-02: the frame's own words are compared with the record's before memory is taken."""
+    if content_size > max_content:
+        raise LimitError(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"a manifest part of {content_size} bytes exceeds {max_content}",
+            where=where,
+        )
+    try:
+        frame = zstandard.get_frame_parameters(data)
+    except zstandard.ZstdError:
+        raise _invalid("it is not a zstd frame", where) from None
+    if data[:4] != b"\x28\xb5\x2f\xfd" or frame.dict_id:
+        raise _invalid("its zstd frame is skippable or needs a dictionary (DF-MAN-02)", where)
+    if frame.content_size != content_size:  # an unstated size is a very large one here
+        raise _invalid("its zstd frame does not state the record's content_size (DF-MAN-02)", where)
+    if content_size == 0:
+        raise _invalid("it is empty", where)
+    try:
+        content = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=content_size, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        if "unused_data" in str(error) or "extra" in str(error):
+            raise _invalid("bytes follow its zstd frame (DF-MAN-02)", where) from None
+        raise CorruptError(
+            ErrorCode.FRAME_CORRUPT, "its zstd frame does not decompress; fetch it again", where=where
+        ) from None
+    return content
+
+
+def _metadata(value: bytes, digest: str, block_bytes: int, parent: int | None, where: str) -> dict[str, Any]:
+    """SPEC 11.3; features are looked at first, since they may change what the rest means."""
+    parsed = ijson.parse_object(value, where=where, limit=len(value))
+    if isinstance(parsed.get("format"), str) and parsed["format"] != FORMAT:
+        raise UnsupportedError(
+            ErrorCode.FORMAT_UNKNOWN,
+            f"manifest format {parsed['format'][:80]!a} is not {FORMAT}",
+            where=where,
+        )
+    members, _ = split_members(parsed, MANIFEST, where=where)
+    check_requires(members["requires"], where=where)
+    for name, expected in (("digest", digest), ("block_bytes", block_bytes), ("parent", parent)):
+        if members[name] != expected:  # DF-MAN-09
+            raise InconsistentError(
+                ErrorCode.PARTS_DISAGREE,
+                f"its {name} is {str(members[name])[:80]!a} instead of {expected!a} (DF-MAN-09)",
+                where=where,
+            )
+    return members
+
+
+def _pack_members(entry: PackEntry) -> dict[str, object]:
+    if isinstance(entry, PackRef):
+        return {"key": entry.key, "size": entry.size}
+    return {"url": entry.url, "size": entry.size, "sha256": entry.sha256}
+
+
+def _pack_entry(members: dict[str, Any], where: str) -> PackEntry:
+    key, url, sha256 = members.get("key"), members.get("url"), members.get("sha256")
+    size: Any = members.get("size")
+    if not is_natural(size) or (key is None) == (url is None):
+        raise _value("a pack has neither key nor url, or both, or no size", where)
+    if isinstance(key, str) and parse_key(key, where=where).kind is KeyKind.PACK:  # DF-KEY-01
+        return PackRef(key, size)
+    if isinstance(url, str) and isinstance(sha256, str) and _is_sha256(sha256):
+        return ExternalRef(url, size, sha256)
+    raise _value("a pack's key is not one of a pack, or its url lacks a sha256", where)
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
+def _files(entries: list[dict[str, Any]], where: str) -> tuple[FileRef, ...]:
+    files = []
+    for members in entries:
+        path, key = members.get("path"), members.get("key")
+        size: Any = members.get("size")
+        if not isinstance(path, str) or not isinstance(key, str) or not is_natural(size):
+            raise _value("a file lacks path, key or size", where)
+        check_sidecar_path(path, where=where)
+        if parse_key(key, where=where).kind is not KeyKind.FILE:
+            raise _value("a file's key is not one of a file", where)
+        files.append(FileRef(path, key, size))
+    return tuple(files)
+
+
+def _shapes(shape: Lists) -> tuple[tuple[int, ...], ...]:
+    dims = shape.values.tolist()
+    starts = prefix_sums(shape.counts).tolist()
+    return tuple(tuple(dims[start:end]) for start, end in pairwise(starts))
+
+
+def _same_counts(
+    found: npt.NDArray[np.int64], expected: npt.NDArray[np.int64], column: str, names: list[str], where: str
+) -> None:
+    if not np.array_equal(found, expected):
+        row = int(np.argmax(found != expected))
+        raise _invalid(
+            f"tensor {names[row][:80]!a}: {found[row]} of `{column}`, not {expected[row]} (DF-MAN-04)",
+            where,
+        )
+
+
+def _at_most(items: list[Any], limit: int, what: str, where: str) -> list[Any]:
+    if len(items) > limit:
+        raise LimitError(ErrorCode.LIMIT_EXCEEDED, f"{len(items)} {what} exceed {limit}", where=where)
+    return items
+
+
+def _too_large(what: str) -> LimitError:
+    return LimitError(
+        ErrorCode.LIMIT_EXCEEDED,
+        f"a manifest part of {what} exceeds {MAX_CONTENT_BYTES} bytes; commit the tensors in several parts",
+    )
+
+
+def _value(message: str, where: str) -> MalformedError:
+    return MalformedError(ErrorCode.VALUE_INVALID, message, where=where)
+
+
+def _invalid(message: str, where: str) -> MalformedError:
+    return MalformedError(ErrorCode.MANIFEST_INVALID, message, where=where)

@@ -1,0 +1,260 @@
+"""Fetch, decode and verify blocks: the one way by which stored bytes become content (SPEC 13, step 5).
+
+Nothing leaves here that does not have its digest (DF-DIG-01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaformat.blockcache import BlockCache
+from deltaformat.digests import DigestAlgorithm
+from deltaformat.encodings import decode_piece
+from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
+from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh
+from deltaformat.sources import Sources
+from deltaformat.versionmap import VersionMap
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Rebuilder", "Rebuilt", "allocate"]
+
+CONCURRENT_PACKS = 8
+
+T = TypeVar("T")
+
+Bytes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A verified block, and what its chain's first piece alone gives (verified with it: every later piece builds on it)."""
+
+    block: int
+    data: Bytes
+    keyframe: Bytes
+
+
+def allocate(nbytes: int, *, where: str) -> Bytes:
+    """Memory for a result of `nbytes`; pages that are never written take none.
+
+    Raises:
+        LimitError: there is not so much.
+    """
+    try:
+        return np.empty(nbytes, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise LimitError(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"no memory for {nbytes} bytes; read a slice, or fewer tensors at a time",
+            where=where,
+        ) from error
+
+
+class Rebuilder:
+    """Rebuilds blocks of one store.
+
+    Args:
+        sources: Where packs are read.
+        algorithm: The store's digest.
+        block_bytes: Its block size.
+        memory_budget: Bytes in flight: two batches, one being fetched while the other is decoded.
+        threads: Blocks decoded at a time.
+        cache: A local cache of decoded blocks.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        algorithm: DigestAlgorithm,
+        block_bytes: int,
+        *,
+        memory_budget: int,
+        threads: int,
+        cache: BlockCache | None,
+    ) -> None:
+        self._sources = sources
+        self._digest = algorithm
+        self._block_bytes = block_bytes
+        self._budget = max(1, memory_budget // 2)
+        self._threads = max(1, threads)
+        self._cache = cache
+
+    def blocks(self, version: VersionMap, blocks: Integers) -> Iterator[Rebuilt]:
+        """Rebuild blocks in the order given, each with what its keyframe holds: for writers and checkers.
+
+        Raises:
+            MissingError, CorruptError, MalformedError, StoreError: a block cannot be rebuilt.
+        """
+        lengths = dict(
+            zip(blocks.tolist(), version.block_lengths(blocks, self._block_bytes).tolist(), strict=True)
+        )
+
+        def rebuild(work: _Work) -> Rebuilt:
+            data = np.empty(lengths[work.block], np.uint8)
+            keyframe = self._decode(version, work, data, keep_keyframe=True)
+            return Rebuilt(work.block, data, data if keyframe is None else keyframe)
+
+        yield from self._run(version, self._plan(version, blocks), rebuild)
+
+    def into(
+        self,
+        version: VersionMap,
+        blocks: Integers,
+        place: Callable[[int], Bytes],
+        done: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Rebuild blocks where `place` says: a writable array of each block's length. After an error its contents mean nothing.
+
+        Args:
+            version: The map.
+            blocks: Blocks, counted over the whole map.
+            place: Where a block goes.
+            done: Called with decoded bytes, block by block.
+
+        Raises:
+            MissingError, CorruptError, MalformedError, StoreError: a block cannot be rebuilt.
+        """
+        if self._cache is not None:
+            blocks = self._from_cache(version, blocks, place, done)
+
+        def rebuild(work: _Work) -> int:
+            out = place(work.block)
+            self._decode(version, work, out)
+            if self._cache is not None:
+                self._cache.put(version.digest[work.block].tobytes(), out.data)
+            return out.size
+
+        for size in self._run(version, self._plan(version, blocks), rebuild):
+            done(size)
+
+    def follow(self, version: VersionMap, place: Callable[[int], Bytes]) -> None:
+        """Turn the parent's blocks into this version's, in place, fetching only fresh pieces (DF-RD-02); every block is verified.
+
+        Args:
+            version: The map.
+            place: A writable array that holds the parent's block, where the parent has one of that length.
+
+        Raises:
+            CorruptError: a block does not have its digest: the given content was not the parent's, or what was fetched is corrupt.
+            MissingError, MalformedError, StoreError: a block cannot be rebuilt.
+        """
+        plan = plan_fresh(version, block_bytes=self._block_bytes, budget=self._budget)
+        with ThreadPoolExecutor(self._threads) as pool:
+            for _ in pool.map(lambda block: self._check(version, block, place(block)), plan.skipped.tolist()):
+                pass
+        for _ in self._run(version, plan, lambda work: self._decode(version, work, place(work.block))):
+            pass
+
+    # -- batches -----------------------------------------------------------------------------------------------------------------
+
+    def _plan(self, version: VersionMap, blocks: Integers) -> Plan:
+        return plan_blocks(version, blocks, block_bytes=self._block_bytes, budget=self._budget)
+
+    def _run(self, version: VersionMap, plan: Plan, rebuild: Callable[[_Work], T]) -> Iterator[T]:
+        """Fetch batch after batch, one ahead, and rebuild the blocks of each in threads; results come in order."""
+        if (
+            len(plan) == 1 and len(plan.blocks) == 1
+        ):  # one block, as for most small tensors: threads would cost more than they give
+            batch = plan.batch(0)
+            yield rebuild(_Work(batch, 0, self._fetch(version, batch)))
+            return
+        with ThreadPoolExecutor(self._threads) as decoders, ThreadPoolExecutor(1) as fetcher:
+            batches = iter(plan)
+            batch = next(batches, None)
+            ahead = None if batch is None else fetcher.submit(self._fetch, version, batch)
+            while batch is not None and ahead is not None:
+                fetched = ahead.result()
+                following = next(batches, None)
+                ahead = None if following is None else fetcher.submit(self._fetch, version, following)
+                yield from decoders.map(rebuild, [_Work(batch, i, fetched) for i in range(len(batch.blocks))])
+                batch = following
+
+    def _fetch(self, version: VersionMap, batch: Batch) -> list[Bytes]:
+        requests = list(batch.requests())
+
+        def read(request: tuple[int, list[tuple[int, int]]]) -> list[Buffer]:
+            pack, ranges = request
+            return self._sources.ranges(version.packs[pack], ranges)
+
+        if len(requests) == 1:
+            results = [read(requests[0])]
+        else:
+            with ThreadPoolExecutor(CONCURRENT_PACKS) as pool:
+                results = list(pool.map(read, requests))
+        return [np.frombuffer(buffer, np.uint8) for result in results for buffer in result]
+
+    # -- one block ---------------------------------------------------------------------------------------------------------------
+
+    def _decode(
+        self, version: VersionMap, work: _Work, out: Bytes, *, keep_keyframe: bool = False
+    ) -> Bytes | None:
+        """Apply a block's pieces to `out` and check the result; gives the state after the first piece where that is not the last."""
+        batch, keyframe = work.batch, None
+        first, last = int(batch.piece_start[work.index]), int(batch.piece_start[work.index + 1])
+        try:
+            for piece in range(first, last):
+                start = int(batch.piece_at[piece])
+                payload = work.fetched[batch.piece_request[piece]][
+                    start : start + int(batch.piece_length[piece])
+                ]
+                decode_piece(int(batch.encoding[piece]), payload, out)
+                if keep_keyframe and piece == first and last - first > 1:
+                    keyframe = out.copy()
+        except DeltaFormatError as error:
+            raise type(error)(error.code, error.message, where=_where(version, work.block)) from error
+        self._check(version, work.block, out)
+        return keyframe
+
+    def _check(self, version: VersionMap, block: int, content: Bytes) -> None:
+        if self._digest(content) != version.digest[block].tobytes():
+            raise CorruptError(
+                ErrorCode.DIGEST_MISMATCH,
+                "the rebuilt block does not have its digest; `verify` tells which objects are damaged",
+                where=_where(version, block),
+            )
+
+    def _from_cache(
+        self,
+        version: VersionMap,
+        blocks: Integers,
+        place: Callable[[int], Bytes],
+        done: Callable[[int], None],
+    ) -> Integers:
+        assert self._cache is not None
+        missing = []
+        for block in blocks.tolist():
+            out = place(block)
+            cached = self._cache.get(version.digest[block].tobytes(), out.size)
+            if cached is None:
+                missing.append(block)
+            else:
+                out[:] = np.frombuffer(cached, np.uint8)
+                done(out.size)
+        return np.array(missing, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Block number `index` of a batch whose requests were answered with `fetched`."""
+
+    batch: Batch
+    index: int
+    fetched: list[Bytes]
+
+    @property
+    def block(self) -> int:
+        return int(self.batch.blocks[self.index])
+
+
+def _where(version: VersionMap, block: int) -> str:
+    row = int(version.block_rows(np.array([block]))[0])
+    return f"tensor {version.names[row][:200]!a}, block {block - int(version.block_start[row])}"

@@ -1,0 +1,114 @@
+"""Where a pack's bytes come from: the store, or an immutable object outside it (SPEC 10.2)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from deltaformat.errors import (
+    CorruptError,
+    DeltaFormatError,
+    ErrorCode,
+    MissingError,
+    StoreError,
+    UnsupportedError,
+)
+from deltaformat.external import check_external_url
+from deltaformat.keys import external_key, parse_key
+from deltaformat.packs import ExternalRef, PackEntry, PackRef
+from deltaformat.storage import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Sources", "sha256_of"]
+
+READ_BYTES = 8 << 20
+
+
+class Sources:
+    """Reads byte ranges of packs.
+
+    Args:
+        storage: The store.
+        allow_external: URL prefixes that its user allows beside what SPEC 10.2 does (DF-EXT-01).
+    """
+
+    def __init__(self, storage: Storage, *, allow_external: Sequence[str] = ()) -> None:
+        self._storage = storage
+        self._allowed = tuple(allow_external)
+
+    def ranges(self, ref: PackEntry, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """Read ranges, each (offset, length) in bytes, of one pack.
+
+        Raises:
+            MissingError: the object is not there.
+            UnsafeError: an external URL that is not allowed and has no copy in the store.
+            StoreError: the storage failed.
+        """
+        if isinstance(ref, PackRef):
+            return self._storage.get_ranges(ref.key, ranges)
+        try:
+            check_external_url(ref.url, self._allowed)
+            return _read_external(ref, ranges)
+        except DeltaFormatError as error:
+            # DF-EXT-03: one upload mends a base that is gone; without it the first error is what the user must know.
+            try:
+                return self._storage.get_ranges(external_key(ref.sha256), ranges)
+            except MissingError:
+                raise error from None
+
+    def check_whole(self, ref: PackEntry) -> None:
+        """Read a whole pack and check its size and SHA-256 (DF-KEY-02).
+
+        Raises:
+            CorruptError: size-mismatch, or hash-mismatch.
+            Otherwise as `ranges`.
+        """
+        where, expected = ref.url if isinstance(ref, ExternalRef) else ref.key, sha256_of(ref)
+        if isinstance(ref, PackRef) and (size := self._storage.head(ref.key).size) != ref.size:
+            raise CorruptError(
+                ErrorCode.SIZE_MISMATCH, f"has {size} bytes instead of {ref.size}", where=where
+            )
+        digest = hashlib.sha256()
+        for start in range(0, ref.size, READ_BYTES):
+            (data,) = self.ranges(ref, [(start, min(READ_BYTES, ref.size - start))])
+            digest.update(data)
+        if digest.hexdigest() != expected:
+            raise CorruptError(ErrorCode.HASH_MISMATCH, "its bytes do not have their SHA-256", where=where)
+
+
+def sha256_of(ref: PackEntry) -> str | None:
+    """hex(SHA-256) that a pack table entry states."""
+    return ref.sha256 if isinstance(ref, ExternalRef) else parse_key(ref.key).sha256
+
+
+def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+    """Read an allowed URL. It goes through no client of the store's, so no credentials go with it (DF-EXT-02)."""
+    parts = urlsplit(ref.url)
+    if parts.scheme != "file":
+        raise UnsupportedError(
+            ErrorCode.NOT_SUPPORTED,
+            f"cannot fetch {parts.scheme}: URLs; put a copy of the object at {external_key(ref.sha256)} in the store",
+            where=ref.url,
+        )
+    try:
+        with Path(unquote(parts.path)).open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != ref.size:
+                raise CorruptError(
+                    ErrorCode.SIZE_MISMATCH,
+                    f"has {size} bytes instead of {ref.size}; it was replaced",
+                    where=ref.url,
+                )
+            return [os.pread(file.fileno(), length, offset) for offset, length in ranges]
+    except FileNotFoundError as error:
+        raise MissingError(ErrorCode.OBJECT_MISSING, "the external file is gone", where=ref.url) from error
+    except OSError as error:
+        raise StoreError(
+            ErrorCode.STORE_FAILED, f"cannot be read ({error.strerror})", where=ref.url
+        ) from error

@@ -1,0 +1,218 @@
+"""Stages tensors under a claim: what a writer does before it commits, and all that another rank of it does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from deltaformat.baseline import Baseline
+from deltaformat.context import Context, load_map
+from deltaformat.errors import ConflictError, ErrorCode, MalformedError
+from deltaformat.manifest import encode_part
+from deltaformat.part import Part, Ticket
+from deltaformat.records import Claim, Commit, Head
+from deltaformat.sink import PackSink
+from deltaformat.stage import Policy, Stage, StageCounts
+from deltaformat.tensors import HostTensor, to_host
+from deltaformat.versionmap import VersionMap
+
+__all__ = ["Progress", "Stager", "Staged", "held_error"]
+
+MAX_STEP = 2**53 - 1
+
+Tensors = Mapping[str, object] | Iterable[tuple[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a progress callback is given.
+
+    Attributes:
+        phase: `stage` (canonical bytes compared and encoded), `upload` (bytes of packs written).
+        done: Bytes so far in this phase of this commit.
+        total: Bytes in all, where known.
+    """
+
+    phase: str
+    done: int
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A staged map with what it took: durable packs, not yet named by any record."""
+
+    version: VersionMap
+    counts: StageCounts
+    pack_bytes: int
+    packs: int
+    seconds: float
+
+
+class Stager:
+    """Stages parts of a branch's next version, under a claim that this or another process holds.
+
+    Memory: one host copy of the tensors it stages (the baseline), and a bounded amount in flight. Not safe for concurrent use by threads.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        ticket: Ticket,
+        *,
+        policy: Policy,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._context = context
+        self._ticket = ticket
+        self._policy = policy
+        self._report = progress or (lambda _: None)
+        self._baseline = Baseline(
+            block_bytes=context.descriptor.block_bytes, digest_bytes=context.algorithm.size
+        )
+        self._parent: Commit | None = None
+        self._parent_map: VersionMap | None = None
+
+    @property
+    def ticket(self) -> Ticket:
+        """What another process needs to stage under this claim (`Store.stager`)."""
+        return self._ticket
+
+    @property
+    def branch(self) -> str:
+        """The branch it writes."""
+        return self._ticket.branch
+
+    def stage(self, *, step: int, tensors: Tensors) -> Part:
+        """Encode tensors and make their packs durable, for a later `Writer.commit(parts=[...])`.
+
+        Args:
+            step: The step the part is for.
+            tensors: A mapping, or a stream of (name, tensor) pairs that is consumed one tensor at a time: torch tensors or NumPy
+                arrays of any layout and device, or `TensorBytes`.
+
+        Raises:
+            ConflictError: another writer has claimed the branch.
+            UnsupportedError, MalformedError: a tensor or name that cannot be stored.
+            StoreError: the store failed.
+        """
+        check_step(step)
+        self._follow()
+        staged = self._stage(host_tensors(tensors), total=total_bytes(tensors))
+        parent = self._parent.seq if self._parent is not None else None
+        manifest, content_size = encode_part(
+            staged.version,
+            parent=parent,
+            digest=self._context.descriptor.digest,
+            block_bytes=self._context.descriptor.block_bytes,
+        )
+        return Part(
+            step=step,
+            claim=self._ticket.claim,
+            parent=parent,
+            manifest=manifest,
+            content_size=content_size,
+            packs=staged.packs,
+            pack_bytes=staged.pack_bytes,
+            payload_bytes=staged.counts.payload_bytes,
+            rebase_bytes=staged.counts.rebase_bytes,
+        )
+
+    # -- for the writer -----------------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Make the branch's head the parent, if the claim still stands."""
+        head = self._context.log.tail().heads.get(self._ticket.branch)
+        if head is None or head.claim != self._ticket.claim:
+            raise held_error(self._context, self._ticket.branch, head)
+        if head.seq is None:
+            self._parent, self._parent_map = None, None
+        elif self._parent is None or self._parent.seq != head.seq:
+            parent = self._context.log.judged(head.seq)
+            self._parent_map = load_map(self._context, parent)
+            self._parent = parent
+
+    def _stage(self, tensors: Iterator[tuple[str, HostTensor]], *, total: int | None) -> Staged:
+        started = time.perf_counter()
+        done = uploaded = packs = 0
+
+        def encoded(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            self._report(Progress("stage", done, total))
+
+        def written(nbytes: int) -> None:
+            nonlocal uploaded, packs
+            uploaded += nbytes
+            packs += 1
+            self._report(Progress("upload", uploaded))
+
+        sink = PackSink(
+            self._context.storage, claim=self._ticket.claim, limit=self._policy.pack_bytes, uploaded=written
+        )
+        stage = Stage(
+            parent=self._parent_map,
+            baseline=self._baseline,
+            sink=sink,
+            rebuilder=self._context.rebuilder,
+            algorithm=self._context.algorithm,
+            block_bytes=self._context.descriptor.block_bytes,
+            depth=self._parent.depth + 1 if self._parent is not None else 0,
+            policy=self._policy,
+            progress=encoded,
+        )
+        try:
+            for name, host in tensors:
+                stage.add(name, host)
+            version = stage.finish()
+        except BaseException:
+            stage.abort()
+            raise
+        return Staged(version, stage.counts, uploaded, packs, time.perf_counter() - started)
+
+
+def host_tensors(tensors: Tensors) -> Iterator[tuple[str, HostTensor]]:
+    """Bring tensors to the host, one at a time; a stream may reuse its buffer after each."""
+    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        yield name, to_host(name, tensor)
+
+
+def total_bytes(tensors: Tensors) -> int | None:
+    """Canonical bytes of a mapping of arrays, for progress; None where it is not known without reading."""
+    if not isinstance(tensors, Mapping):
+        return None
+    sizes = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
+    known = [size for size in sizes if isinstance(size, int)]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def check_step(step: int) -> None:
+    """Refuse what is not a step.
+
+    Raises:
+        MalformedError: input-invalid.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID, f"a step is an integer from 0 to 2^53 - 1, not {step!r}", where="step"
+        )
+
+
+def held_error(context: Context, branch: str, head: Head | None) -> ConflictError:
+    """The error of a writer whose claim is not the branch's newest (DF-CMT-04); it names the holder."""
+    if head is None:
+        message = "the branch was dropped; fork it anew, or claim it with store.writer"
+    else:
+        claim = context.log.record(head.claim) if head.claim is not None else None
+        holder = (
+            f"host {claim.host}, pid {claim.pid}, since {claim.time}"
+            if isinstance(claim, Claim)
+            else "another writer"
+        )
+        message = (
+            f"held by {holder} (claim {head.claim}, epoch {head.epoch}); this writer (pid {os.getpid()}) is fenced: "
+            "open a new one with store.writer if the holder is gone"
+        )
+    return ConflictError(ErrorCode.BRANCH_HELD, message, where=f"branch {branch}")

@@ -1,0 +1,423 @@
+"""A store: the way in for people who write and read versioned weights by step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from deltaformat.blockcache import BlockCache
+from deltaformat.blocks import DEFAULT_BLOCK_BYTES, check_block_bytes
+from deltaformat.collect import GcReport, collect
+from deltaformat.context import Context, load_map
+from deltaformat.digests import get_digest
+from deltaformat.errors import ConflictError, ErrorCode, InconsistentError, MalformedError, MissingError
+from deltaformat.history import History, State
+from deltaformat.keys import DESCRIPTOR
+from deltaformat.log import Log
+from deltaformat.part import Ticket
+from deltaformat.reader import Version
+from deltaformat.rebuild import Rebuilder
+from deltaformat.records import (
+    MAX_DESCRIPTOR_BYTES,
+    Claim,
+    Commit,
+    Descriptor,
+    Drop,
+    Fork,
+    Head,
+    Record,
+    Tag,
+    check_name,
+    encode_descriptor,
+    parse_descriptor,
+)
+from deltaformat.singlewriter import SingleWriterStorage
+from deltaformat.sources import Sources
+from deltaformat.stage import Policy
+from deltaformat.stager import Progress, Stager
+from deltaformat.storage import Storage, open_storage, probe
+from deltaformat.tensors import Framework
+from deltaformat.verify import VerifyReport, verify
+from deltaformat.writer import Writer
+
+__all__ = ["Store", "create", "open"]
+
+MEMORY_BUDGET = 256 << 20
+
+
+def create(
+    url: str | os.PathLike[str] | Storage,
+    *,
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    digest: str = "xxh3-128",
+    exist_ok: bool = False,
+) -> Store:
+    """Make a new, empty store.
+
+    Args:
+        url: A path, `file:///path`, `memory://name`, or a `Storage`.
+        block_bytes: Block size in bytes, a power of two from 256 to 64 MiB; 4 MiB is recommended above 200 billion parameters.
+        digest: `xxh3-128`, or `blake3-256` where writers are not trusted or a root must be evidence (SPEC 7).
+        exist_ok: Open the store that is there instead of failing; its block size and digest stand.
+
+    Raises:
+        ConflictError: there is a store already (already-exists).
+        MalformedError, UnsupportedError: a block size or digest that cannot be.
+        StoreError: the storage failed.
+    """
+    check_block_bytes(block_bytes, where="block_bytes")
+    get_digest(digest)
+    storage = open_storage(url, create=True)
+    descriptor = Descriptor(uuid=secrets.token_hex(16), digest=digest, block_bytes=block_bytes, time=_now())
+    if not storage.create(DESCRIPTOR, encode_descriptor(descriptor)):
+        opened = open(storage)
+        if (
+            not exist_ok and opened.uuid != descriptor.uuid
+        ):  # its own, where the reply to the first try was lost
+            raise ConflictError(
+                ErrorCode.ALREADY_EXISTS,
+                "there is a store already; open it, or pass exist_ok=True",
+                where=storage.url,
+            )
+        return opened
+    return open(storage)
+
+
+def open(  # noqa: A001 - deltaformat.open reads as intended
+    url: str | os.PathLike[str] | Storage,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int = 10 << 30,
+    memory_budget: int = MEMORY_BUDGET,
+    threads: int = 2,
+    allow_external: Sequence[str] = (),
+) -> Store:
+    """Open a store.
+
+    Args:
+        url: A path, `file:///path`, `memory://name`, or a `Storage`.
+        cache: A local directory that keeps decoded blocks, each verified again when it is used.
+        cache_bytes: Bytes the cache may take.
+        memory_budget: Bytes that reading may have in flight, beside its result.
+        threads: Blocks decoded at a time.
+        allow_external: Prefixes of URLs that may be read beside Hugging Face files at a commit (SPEC 10.2), such as `file:///data/base/`.
+
+    Raises:
+        MissingError: there is no store (store-missing).
+        MalformedError, CorruptError, UnsupportedError: its descriptor is not one this version reads.
+        StoreError: the storage failed.
+    """
+    storage = open_storage(url)
+    try:
+        data = storage.get(DESCRIPTOR, limit=MAX_DESCRIPTOR_BYTES)
+    except MissingError:
+        raise MissingError(
+            ErrorCode.STORE_MISSING,
+            f"no store here ({DESCRIPTOR} is missing); make one with `create`",
+            where=storage.url,
+        ) from None
+    descriptor = parse_descriptor(data)
+    algorithm = get_digest(descriptor.digest, where=storage.url)
+    sources = Sources(storage, allow_external=allow_external)
+    blocks = None
+    if cache is not None:
+        blocks = BlockCache(cache, cache_bytes, store_uuid=descriptor.uuid, digest=algorithm)
+    rebuilder = Rebuilder(
+        sources, algorithm, descriptor.block_bytes, memory_budget=memory_budget, threads=threads, cache=blocks
+    )
+    return Store(Context(storage, descriptor, Log(storage), algorithm, sources, rebuilder))
+
+
+class Store:
+    """An open store. Made by `create` and `open`; safe for concurrent use by threads."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url} digest={self.digest} block_bytes={self.block_bytes}>"
+
+    @property
+    def url(self) -> str:
+        """Where it is, without credentials."""
+        return self._context.storage.url
+
+    @property
+    def uuid(self) -> str:
+        """Its identity: 32 hex digits."""
+        return self._context.descriptor.uuid
+
+    @property
+    def digest(self) -> str:
+        """The name of its block digest."""
+        return self._context.descriptor.digest
+
+    @property
+    def block_bytes(self) -> int:
+        """Its block size in bytes."""
+        return self._context.descriptor.block_bytes
+
+    # -- writing -----------------------------------------------------------------------------------------------------------------
+
+    def writer(
+        self,
+        branch: str = "main",
+        *,
+        resume_from: int | None = None,
+        single_writer: bool = False,
+        policy: Policy | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Writer:
+        """Take a branch and write to it. Every earlier writer of the branch is fenced: its next commit fails.
+
+        Args:
+            branch: Its name; a branch that does not exist begins empty.
+            resume_from: A step to go back to: it becomes the head again, later ones stay readable by seq. None goes on from the head.
+            single_writer: Write although the storage cannot create-if-absent; nobody else may write then.
+            policy: How to store.
+            progress: Called while tensors are staged and packs uploaded.
+
+        Raises:
+            StoreError: the storage failed, or cannot be trusted with commits (create-unsafe).
+            MissingError: `resume_from` is no step of the branch, or was collected.
+        """
+        check_name(branch)
+        context = self._context
+        if single_writer:
+            context = context.through(SingleWriterStorage(context.storage))
+        else:
+            probe(context.storage)
+
+        def members(state: State) -> dict[str, Any]:
+            head = state.heads.get(branch)
+            target = None if resume_from is None else self._live_step(branch, head, resume_from)
+            return {
+                "branch": branch,
+                "epoch": 1 if head is None else head.epoch + 1,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "resume_from": None if target is None else target.seq,
+                "single_writer": single_writer,
+            }
+
+        claim = context.log.append(Claim, members).record
+        ticket = Ticket(self.uuid, branch, claim.seq)
+        return Writer(context, ticket, policy=policy or Policy(), progress=progress)
+
+    def stager(
+        self,
+        ticket: Ticket | str,
+        *,
+        policy: Policy | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Stager:
+        """Stage parts under another process's claim: `ticket` is its `writer.ticket`, or that as text.
+
+        Raises:
+            MalformedError: not a ticket, or one of another store.
+        """
+        ticket = Ticket.parse(ticket) if isinstance(ticket, str) else ticket
+        if ticket.uuid != self.uuid:
+            raise MalformedError(ErrorCode.INPUT_INVALID, "this ticket is of another store", where=self.url)
+        return Stager(self._context, ticket, policy=policy or Policy(), progress=progress)
+
+    def fork(self, new: str, *, branch: str = "main", step: int) -> None:
+        """Make the branch `new`, whose head is `step` of `branch`. Nothing is copied.
+
+        Raises:
+            ConflictError: `new` exists.
+            MissingError: no such branch or step, or it was collected.
+        """
+        check_name(new)
+
+        def members(state: State) -> dict[str, Any]:
+            source = self._live_step(branch, self._head(state, branch), step)
+            return {"branch": new, "source": source.seq, "step": source.step}
+
+        self._context.log.append(Fork, members)
+
+    def tag(self, name: str, *, branch: str = "main", step: int) -> None:
+        """Name `step` of `branch` for good: it is not collected while the tag exists.
+
+        Raises:
+            ConflictError: the tag exists.
+            MissingError: no such branch or step, or it was collected.
+        """
+        check_name(name, what="tag")
+
+        def members(state: State) -> dict[str, Any]:
+            return {"name": name, "target": self._live_step(branch, self._head(state, branch), step).seq}
+
+        self._context.log.append(Tag, members)
+
+    def delete_tag(self, name: str) -> None:
+        """Remove a tag.
+
+        Raises:
+            MissingError: there is none of that name.
+        """
+        self._context.log.append(Tag, lambda state: {"name": check_name(name, what="tag"), "target": None})
+
+    def drop(self, branch: str) -> None:
+        """End a branch. Its commits stay readable by seq until they are collected.
+
+        Raises:
+            MissingError: there is no such branch.
+        """
+        self._context.log.append(Drop, lambda state: {"branch": check_name(branch)})
+
+    # -- reading -----------------------------------------------------------------------------------------------------------------
+
+    def version(
+        self,
+        step: int | None = None,
+        *,
+        branch: str = "main",
+        tag: str | None = None,
+        seq: int | None = None,
+        framework: Framework = "np",
+        device: str = "cpu",
+    ) -> Version:
+        """Open a version: by step of a branch, by tag, or by seq; by none of these, the newest of the branch. Reads only its manifest.
+
+        Args:
+            step: A step in the branch's lineage.
+            branch: The branch.
+            tag: A tag's name.
+            seq: A commit's number in the log, also of one that a rewind superseded.
+            framework: "np" (bfloat16 and fp8 through ml_dtypes) or "pt".
+            device: Where torch tensors go.
+
+        Raises:
+            MissingError: no such branch, step, tag or commit, or it was collected.
+            CorruptError, MalformedError, InconsistentError, LimitError, UnsupportedError: what is there is not a version this reader can trust.
+        """
+        if sum(choice is not None for choice in (step, tag, seq)) > 1:
+            raise MalformedError(ErrorCode.INPUT_INVALID, "give one of step, tag and seq", where="version")
+        log = self._context.log
+        if seq is not None:
+            commit = log.judged(seq)
+        elif tag is not None:
+            commit = self._tagged(tag)
+        else:
+            commit = self._by_step(branch, self._head(log.tail(), branch), step)
+        return Version(
+            self._context, commit, load_map(self._context, commit), framework=framework, device=device
+        )
+
+    def log(self, branch: str | None = None, limit: int | None = None) -> list[Record]:
+        """Records, newest first; of `branch`, or all. Void ones are left out; `verify` reports them."""
+        return list(self._context.log.records(branch=branch, limit=limit))
+
+    def branches(self) -> dict[str, Head]:
+        """Live branches and their heads."""
+        return dict(self._context.log.tail().heads)
+
+    def tags(self) -> dict[str, int]:
+        """Tags, and the seq of the commit that each names."""
+        return self._context.log.tags()
+
+    # -- upkeep ------------------------------------------------------------------------------------------------------------------
+
+    def gc(
+        self,
+        *,
+        keep_last: int,
+        keep_every: int | None = None,
+        grace: timedelta = timedelta(hours=24),
+        dry_run: bool = True,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> GcReport:
+        """Collect garbage (SPEC 12.6): keep the newest `keep_last` versions of every branch, those whose step `keep_every` divides, and tagged
+        ones; retire the others, and delete what nothing uses once `grace` has passed. A dry run by default.
+        """  # noqa: D205
+        return collect(
+            self._context,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            grace=grace,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    def verify(
+        self,
+        step: int | None = None,
+        *,
+        branch: str = "main",
+        all: bool = False,  # noqa: A002 - reads as intended at the call
+        progress: Callable[[Progress], None] | None = None,
+    ) -> VerifyReport:
+        """Check the whole log, and every byte of one version (the newest of `branch` by default) or of all live ones.
+
+        Raises:
+            MissingError: no such branch or step.
+            StoreError: the storage failed.
+        """
+
+        def choose(history: History) -> Iterable[Commit]:
+            if all:
+                return [history.commits[seq] for seq in sorted(history.live)]
+            head = history.state.heads.get(branch)
+            if head is None and step is None and not history.state.heads:
+                return []  # a store without branches
+            if head is None:
+                raise _no_branch(branch, history.state)
+            if head.seq is None and step is None:
+                return []
+            found = (
+                None if head.seq is None else history.find_step(head.seq, head.step if step is None else step)
+            )  # type: ignore[arg-type]
+            if found is None:
+                raise MissingError(
+                    ErrorCode.VERSION_MISSING, f"branch {branch!r} has no step {step}", where=self.url
+                )
+            return [found]
+
+        return verify(self._context, choose, progress=progress)
+
+    # -- finding commits ---------------------------------------------------------------------------------------------------------
+
+    def _head(self, state: State, branch: str) -> Head:
+        head = state.heads.get(branch)
+        if head is None:
+            raise _no_branch(branch, state)
+        return head
+
+    def _by_step(self, branch: str, head: Head, step: int | None) -> Commit:
+        if head.seq is None:
+            raise MissingError(
+                ErrorCode.VERSION_MISSING, "nothing has been committed yet", where=f"branch {branch}"
+            )
+        return self._context.log.judged(head.seq) if step is None else self._context.log.find_step(head, step)
+
+    def _live_step(self, branch: str, head: Head | None, step: int) -> Commit:
+        if head is None:
+            raise _no_branch(branch, self._context.log.tail())
+        commit = self._by_step(branch, head, step)
+        if commit.seq in self._context.log.retired():
+            raise MissingError(
+                ErrorCode.VERSION_RETIRED,
+                f"step {step} of branch {branch!r} was collected",
+                where=f"commit {commit.seq}",
+            )
+        return commit
+
+    def _tagged(self, tag: str) -> Commit:
+        seq = self._context.log.tags().get(tag)
+        if seq is None:
+            raise MissingError(ErrorCode.TAG_MISSING, f"no tag {tag!r}; see tags()", where=self.url)
+        return self._context.log.judged(seq)
+
+
+def _no_branch(branch: str, state: State) -> MissingError:
+    known = ", ".join(sorted(state.heads)[:10]) or "none yet"
+    return MissingError(ErrorCode.BRANCH_MISSING, f"no branch {branch!r}; there are: {known}", where="log")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,194 @@
+"""Checks everything a store says against everything it holds (SPEC 7 to 12)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaformat.context import Context, load_map
+from deltaformat.errors import DeltaFormatError, StoreError
+from deltaformat.history import History
+from deltaformat.keys import check_object, record_key
+from deltaformat.packs import PackEntry, PackRef
+from deltaformat.records import Commit
+from deltaformat.stager import Progress
+from deltaformat.versionmap import VersionMap
+
+__all__ = ["Finding", "VerifyReport", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: where, which code of SPEC 17, and a sentence."""
+
+    where: str
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was checked and what was found; fine if there are no findings.
+
+    Attributes:
+        findings: What is wrong.
+        records, versions, tensors, blocks, packs: How many were checked; a block or pack that several versions share counts once.
+        nbytes: Decoded bytes that were checked against digests.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    records: int = 0
+    versions: int = 0
+    tensors: int = 0
+    blocks: int = 0
+    packs: int = 0
+    nbytes: int = 0
+
+
+def verify(
+    context: Context,
+    choose: Callable[[History], Iterable[Commit]],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+) -> VerifyReport:
+    """Check the whole log, then the versions that `choose` names: manifests, roots, whole packs, sidecars, every block.
+
+    Args:
+        context: The store.
+        choose: Picks the commits to check from the folded log.
+        progress: Called with decoded bytes done.
+
+    Raises:
+        StoreError: the storage failed, which says nothing about the store's content.
+        MissingError: `choose` found no such version.
+    """
+    check = _Check(context, progress or (lambda _: None))
+    history = check.log()
+    if history is not None:
+        for commit in choose(history):
+            check.version(commit)
+    return check.report
+
+
+class _Check:
+    def __init__(self, context: Context, progress: Callable[[Progress], None]) -> None:
+        self._context = context
+        self._progress = progress
+        self._packs: set[str] = set()
+        self._files: set[str] = set()
+        self._blocks: set[bytes] = set()
+        self._done = 0
+        self.report = VerifyReport()
+
+    def log(self) -> History | None:
+        """Fold the log; None where a record cannot be taken in, so that nothing after it can be judged."""
+        try:
+            history = self._context.log.history()
+        except StoreError:
+            raise
+        except DeltaFormatError as error:
+            self._found("log", error)
+            return None
+        self.report.records = history.state.seq + 1
+        for seq, void in history.void.items():
+            self.report.findings.append(
+                Finding(record_key(seq), "record-void", f"this record is void and ignored: {void.reason}")
+            )
+        return history
+
+    def version(self, commit: Commit) -> None:
+        """Check one version."""
+        where = f"step {commit.step} (commit {commit.seq})"
+        self.report.versions += 1
+        try:
+            version = load_map(self._context, commit)
+        except StoreError:
+            raise
+        except DeltaFormatError as error:
+            self._found(where, error)
+            return
+        self.report.tensors += len(version.names)
+        for ref in version.packs:
+            self._guard(where, lambda ref=ref: self._pack(ref))
+        for file in version.files:
+            if file.key not in self._files:
+                self._files.add(file.key)
+                self._guard(
+                    f"{where}, file {file.path}",
+                    lambda file=file: check_object(
+                        file.key, self._context.storage.get(file.key), size=file.size
+                    ),
+                )
+        self._check_blocks(version, where)
+
+    def _check_blocks(self, version: VersionMap, where: str) -> None:
+        wanted = [block for block in range(version.block_count) if self._is_new(version, block)]
+        lengths = version.block_lengths(np.array(wanted, np.int64), self._context.descriptor.block_bytes)
+        for row, blocks in _by_tensor(version, np.array(wanted, np.int64)):
+            self._guard(
+                f"{where}, tensor {version.names[row]!a}",
+                lambda blocks=blocks: self._rebuild(version, blocks),
+            )
+        self.report.blocks += len(wanted)
+        self.report.nbytes += int(lengths.sum())
+
+    def _is_new(self, version: VersionMap, block: int) -> bool:
+        """Whether this chain with this digest was not checked before: versions share most of what they do not change."""
+        pieces = slice(int(version.piece_start[block]), int(version.piece_start[block + 1]))
+        packs = "|".join(_name(version.packs[pack]) for pack in version.pack[pieces])
+        identity = hashlib.sha256(
+            b"".join(
+                [
+                    version.digest[block].tobytes(),
+                    version.offset[pieces].tobytes(),
+                    version.length[pieces].tobytes(),
+                    version.encoding[pieces].tobytes(),
+                    packs.encode(),
+                ]
+            )
+        ).digest()
+        if identity in self._blocks:
+            return False
+        self._blocks.add(identity)
+        return True
+
+    def _rebuild(self, version: VersionMap, blocks: npt.NDArray[np.int64]) -> None:
+        for rebuilt in self._context.rebuilder.blocks(version, blocks):
+            self._done += rebuilt.data.size
+            self._progress(Progress("verify", self._done))
+
+    def _pack(self, ref: PackEntry) -> None:
+        name = _name(ref)
+        if name in self._packs:
+            return
+        self._packs.add(name)
+        self._context.sources.check_whole(ref)
+        self.report.packs += 1
+
+    def _guard(self, where: str, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except StoreError:
+            raise
+        except DeltaFormatError as error:
+            self._found(where, error)
+
+    def _found(self, where: str, error: DeltaFormatError) -> None:
+        place = f"{where}: {error.where}" if error.where else where
+        self.report.findings.append(Finding(place, error.code.value, error.message))
+
+
+def _name(ref: PackEntry) -> str:
+    return ref.key if isinstance(ref, PackRef) else f"{ref.url} {ref.sha256}"
+
+
+def _by_tensor(
+    version: VersionMap, blocks: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    rows = version.block_rows(blocks)
+    for row in np.unique(rows):
+        yield int(row), blocks[rows == row]

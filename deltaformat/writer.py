@@ -1,0 +1,415 @@
+"""Commits versions to a branch: claim, stage, make durable, record (SPEC 12.5 and 14)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from deltaformat import ijson
+from deltaformat.context import Context
+from deltaformat.errors import CommitUnknown, ConflictError, ErrorCode, InconsistentError, MalformedError
+from deltaformat.history import State, ancestors_for
+from deltaformat.keys import manifest_key
+from deltaformat.manifest import decode_part, encode_part
+from deltaformat.part import Part, Ticket, unite
+from deltaformat.records import Commit, ManifestRef, ObjectRef
+from deltaformat.sidecars import Files, UploadedFiles, upload_files
+from deltaformat.stage import Policy, StageCounts
+from deltaformat.stager import (
+    Progress,
+    Staged,
+    Stager,
+    Tensors,
+    check_step,
+    held_error,
+    host_tensors,
+    total_bytes,
+)
+from deltaformat.tensors import HostTensor, snapshot
+from deltaformat.versionmap import VersionMap, object_changes
+
+__all__ = ["CommitInfo", "Writer"]
+
+MAX_METADATA_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInfo:
+    """What a commit did.
+
+    Attributes:
+        seq: Number of its record.
+        step: The training step.
+        branch: The branch.
+        root: The version's root (SPEC 7.1).
+        created: False where the same step and root had been committed before: nothing was added.
+        tensors, blocks, changed_blocks: Counts over the version.
+        nbytes: Canonical bytes of all tensors.
+        payload_bytes: Encoded bytes of this step's own pieces: what a follower fetches.
+        rebase_bytes: Encoded bytes that replaced prefixes of full chains.
+        packs: Number of packs written.
+        pack_bytes, manifest_bytes, record_bytes, file_bytes: Bytes of objects written, by kind.
+        bytes_written: Their sum.
+        read_bytes: Decoded bytes that were read back from the store.
+        timings: Seconds of wall time by phase: `stage` (of which `encode`), `files`, `manifest`, `record`, `total`.
+    """
+
+    seq: int
+    step: int
+    branch: str
+    root: str
+    created: bool
+    tensors: int
+    blocks: int
+    changed_blocks: int
+    nbytes: int
+    payload_bytes: int
+    rebase_bytes: int
+    packs: int
+    pack_bytes: int
+    manifest_bytes: int
+    record_bytes: int
+    file_bytes: int
+    read_bytes: int
+    timings: Mapping[str, float]
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all objects that the commit wrote."""
+        return self.pack_bytes + self.manifest_bytes + self.record_bytes + self.file_bytes
+
+
+class Writer(Stager):
+    """Holds a branch and commits versions to it. Made by `Store.writer`; use it as a context manager, or call `close`.
+
+    One commit is in flight at a time. Memory: one host copy of the state (the baseline), one more while a `block=False` commit is in
+    flight, and a bounded amount besides. Not safe for concurrent use by threads.
+    """
+
+    def __init__(
+        self, context: Context, ticket: Ticket, *, policy: Policy, progress: Callable[[Progress], None] | None
+    ) -> None:
+        super().__init__(context, ticket, policy=policy, progress=progress)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="deltaformat-commit")
+        self._in_flight: Future[CommitInfo] | None = None
+        self._unknown: CommitUnknown | None = None
+        self._closed = False
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise  # otherwise the error that ends the block is the one to tell
+
+    def close(self) -> None:
+        """Wait for a commit in flight and let go; the claim stands until another writer takes the branch.
+
+        Raises:
+            Whatever a `block=False` commit failed with, if no other call has raised it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._settle_in_flight()
+        finally:
+            self._background.shutdown()
+            self._context.log.write_hint(force=True)
+
+    @overload
+    def commit(
+        self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ..., files: Files | None = ...,
+        metadata: Mapping[str, Any] | None = ..., allow_set_change: bool = ..., block: Literal[True] = ...,
+    ) -> CommitInfo: ...  # fmt: skip
+    @overload
+    def commit(
+        self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ..., files: Files | None = ...,
+        metadata: Mapping[str, Any] | None = ..., allow_set_change: bool = ..., block: Literal[False],
+    ) -> Future[CommitInfo]: ...  # fmt: skip
+
+    def commit(
+        self,
+        *,
+        step: int,
+        tensors: Tensors | None = None,
+        parts: Iterable[Part] | None = None,
+        files: Files | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        allow_set_change: bool = False,
+        block: bool = True,
+    ) -> CommitInfo | Future[CommitInfo]:
+        """Commit a version: all tensors of `tensors`, or of `parts`, or of both.
+
+        Args:
+            step: The training step; above the branch's head (see `resume_from` of `Store.writer` to go back). Committing the head's own
+                step and weights again returns the existing commit.
+            tensors: As for `stage`.
+            parts: What `stage` gave, here or in other processes, against the branch's head.
+            files: Sidecar files: path in the version -> local path or bytes. None keeps the parent's.
+            metadata: Anything JSON can hold, at most 1 MiB.
+            allow_set_change: Whether names may differ from the parent's. Otherwise that is an error, so that a stream cut short
+                does not delete tensors (DF-CMT-07).
+            block: False returns a future at once, after all tensors were copied. A commit that is in flight is waited for first; if it
+                failed, its error is raised here and this commit is not made.
+
+        Raises:
+            ConflictError: another writer holds the branch, or its head is not what a part was staged against.
+            InconsistentError: the step would not rise, names changed, or parts contradict each other.
+            MalformedError, UnsupportedError, UnsafeError: an argument that cannot be stored.
+            StoreError: the store failed; nothing was committed. `CommitUnknown`: it may have been; this writer writes no more.
+        """
+        check_step(step)
+        self._settle_in_flight()
+        if tensors is None and parts is None:
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID,
+                "give tensors or parts; an empty version is tensors={}",
+                where="commit",
+            )
+        request = _Request(
+            step=step,
+            parts=tuple(parts or ()),
+            files=files,
+            metadata=check_metadata(metadata),
+            allow_set_change=allow_set_change,
+            total=total_bytes(tensors) if tensors is not None else 0,
+        )
+        streamed = host_tensors(tensors) if tensors is not None else iter(())
+        if block:
+            return self._commit(request, streamed)
+        copies = iter([(name, snapshot(host)) for name, host in streamed])
+        self._in_flight = self._background.submit(self._commit, request, copies)
+        return self._in_flight
+
+    # -- the commit --------------------------------------------------------------------------------------------------------------
+
+    def _settle_in_flight(self) -> None:
+        if self._in_flight is not None:
+            future, self._in_flight = self._in_flight, None
+            future.result()
+
+    def _commit(self, request: _Request, tensors: Iterator[tuple[str, HostTensor]]) -> CommitInfo:
+        if self._unknown is not None:
+            raise self._unknown
+        started = time.perf_counter()
+        self._follow()
+        self._check_step_rises(request.step)
+        staged = self._stage(tensors, total=request.total)
+        version = self._unite(staged, request.parts)
+        if not request.allow_set_change:
+            self._check_names(version)
+        root = version.root(self._context.descriptor.digest, self._context.descriptor.block_bytes)
+        if self._parent is not None and request.step == self._parent.step:
+            return self._again(root, staged, started)
+        files_started = time.perf_counter()
+        files = self._upload_files(request.files)
+        version = replace(version, files=files.refs)
+        manifest_started = time.perf_counter()
+        manifest = self._put_manifest(version)
+        record_started = time.perf_counter()
+        commit, record_bytes = self._record(request, version, root, manifest)
+        self._parent, self._parent_map = commit, version
+        self._baseline.retain(version.index.keys())
+        ended = time.perf_counter()
+        timings = {
+            "stage": staged.seconds,
+            "encode": staged.counts.encode_seconds,
+            "files": manifest_started - files_started,
+            "manifest": record_started - manifest_started,
+            "record": ended - record_started,
+            "total": ended - started,
+        }
+        return self._info(
+            commit, staged, timings, version=version, created=True, parts=request.parts,
+            manifest_bytes=manifest.size, record_bytes=record_bytes, file_bytes=files.nbytes,
+        )  # fmt: skip
+
+    def _check_step_rises(self, step: int) -> None:
+        """Tell before any work what DF-CMT-05 refuses after it."""
+        if self._parent is not None and step < self._parent.step:
+            raise InconsistentError(
+                ErrorCode.STEP_NOT_ABOVE_HEAD,
+                f"step {step} is below the head's, {self._parent.step}; to go back, open a writer with resume_from",
+                where=f"branch {self.branch}",
+            )
+
+    def _unite(self, staged: Staged, parts: tuple[Part, ...]) -> VersionMap:
+        parent = self._parent.seq if self._parent is not None else None
+        maps = [staged.version]
+        for part in parts:
+            if part.claim != self._ticket.claim or part.parent != parent:
+                raise ConflictError(
+                    ErrorCode.PARENT_MOVED,
+                    f"staged under claim {part.claim} against commit {part.parent}, now claim {self._ticket.claim} "
+                    f"and commit {parent}; stage it again",
+                    where=f"part of step {part.step}",
+                )
+            maps.append(
+                decode_part(
+                    part.manifest,
+                    content_size=part.content_size,
+                    where=f"part of step {part.step}",
+                    digest=self._context.descriptor.digest,
+                    block_bytes=self._context.descriptor.block_bytes,
+                    parent=parent,
+                )
+            )
+        return unite(maps)
+
+    def _check_names(self, version: VersionMap) -> None:
+        if self._parent_map is None:
+            return
+        gone = self._parent_map.index.keys() - version.index.keys()
+        new = version.index.keys() - self._parent_map.index.keys()
+        if gone or new:
+            changes = [
+                f"{len(names)} {what} ({ascii(min(names))}...)"
+                for what, names in (("gone", gone), ("new", new))
+                if names
+            ]
+            raise InconsistentError(
+                ErrorCode.SET_CHANGED,
+                f"tensor names differ from the parent's: {', '.join(changes)}; pass allow_set_change=True if that is meant",
+                where=f"branch {self.branch}",
+            )
+
+    def _again(self, root: str, staged: Staged, started: float) -> CommitInfo:
+        assert self._parent is not None
+        if root != self._parent.root:
+            raise InconsistentError(
+                ErrorCode.STEP_NOT_ABOVE_HEAD,
+                f"step {self._parent.step} is committed with other weights ({self._parent.root}); a step cannot be replaced",
+                where=f"branch {self.branch}",
+            )
+        timings = {
+            "stage": staged.seconds,
+            "encode": staged.counts.encode_seconds,
+            "total": time.perf_counter() - started,
+        }
+        return self._info(self._parent, staged, timings, version=staged.version, created=False, parts=())
+
+    def _upload_files(self, files: Files | None) -> UploadedFiles:
+        parent = self._parent_map.files if self._parent_map is not None else ()
+        if files is None:
+            return UploadedFiles(parent, 0, 0)
+        return upload_files(self._context.storage, files, claim=self._ticket.claim, parent=parent)
+
+    def _put_manifest(self, version: VersionMap) -> ManifestRef:
+        data, content_size = encode_part(
+            version,
+            parent=self._parent.seq if self._parent is not None else None,
+            digest=self._context.descriptor.digest,
+            block_bytes=self._context.descriptor.block_bytes,
+        )
+        key = manifest_key(self._ticket.claim, hashlib.sha256(data).hexdigest())
+        self._context.storage.put(key, data)
+        return ManifestRef(key, len(data), content_size)
+
+    def _record(
+        self, request: _Request, version: VersionMap, root: str, manifest: ManifestRef
+    ) -> tuple[Commit, int]:
+        parent = self._parent
+        added, dropped = object_changes(version, self._parent_map)
+
+        def members(state: State) -> dict[str, Any]:
+            head = state.heads.get(self.branch)
+            if head is None or head.claim != self._ticket.claim:
+                raise held_error(self._context, self.branch, head)
+            return {
+                "branch": self.branch,
+                "claim": self._ticket.claim,
+                "step": request.step,
+                "parent": parent.seq if parent is not None else None,
+                "depth": parent.depth + 1 if parent is not None else 0,
+                "ancestors": ancestors_for(parent) if parent is not None else (),
+                "root": root,
+                "manifests": (manifest,),
+                "objects_added": tuple(ObjectRef(key, size) for key, size in added),
+                "objects_dropped": tuple(ObjectRef(key, size) for key, size in dropped),
+                "metadata": request.metadata,
+            }
+
+        try:
+            appended = self._context.log.append(Commit, members)
+        except CommitUnknown as error:
+            self._unknown = error
+            raise
+        self._context.log.write_hint()
+        return appended.record, appended.nbytes
+
+    def _info(
+        self,
+        commit: Commit,
+        staged: Staged,
+        timings: Mapping[str, float],
+        *,
+        version: VersionMap,
+        created: bool,
+        parts: tuple[Part, ...],
+        manifest_bytes: int = 0,
+        record_bytes: int = 0,
+        file_bytes: int = 0,
+    ) -> CommitInfo:
+        counts: StageCounts = staged.counts
+        return CommitInfo(
+            seq=commit.seq,
+            step=commit.step,
+            branch=commit.branch,
+            root=commit.root,
+            created=created,
+            tensors=len(version.names),
+            blocks=version.block_count,
+            changed_blocks=int((version.fresh != 0).sum()) if created else 0,
+            nbytes=int(version.tensor_bytes.sum()),
+            payload_bytes=counts.payload_bytes + sum(part.payload_bytes for part in parts),
+            rebase_bytes=counts.rebase_bytes + sum(part.rebase_bytes for part in parts),
+            packs=staged.packs + sum(part.packs for part in parts),
+            pack_bytes=staged.pack_bytes + sum(part.pack_bytes for part in parts),
+            manifest_bytes=manifest_bytes,
+            record_bytes=record_bytes,
+            file_bytes=file_bytes,
+            read_bytes=counts.read_bytes,
+            timings=timings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    step: int
+    parts: tuple[Part, ...]
+    files: Files | None
+    metadata: Mapping[str, Any]
+    allow_set_change: bool
+    total: int | None
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a record will hold of a user's metadata.
+
+    Raises:
+        MalformedError: it is not what I-JSON can hold, or too large (input-invalid).
+    """
+    if metadata is None:
+        return {}
+    try:
+        data = ijson.dump(dict(metadata))
+        if len(data) > MAX_METADATA_BYTES:
+            raise ValueError(f"{len(data)} bytes exceed {MAX_METADATA_BYTES}")
+        return dict(ijson.parse_object(data, where="metadata", limit=MAX_METADATA_BYTES))
+    except (TypeError, ValueError) as error:
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            f"JSON cannot hold it ({error}); use strings, finite numbers, lists and maps",
+            where="metadata",
+        ) from error

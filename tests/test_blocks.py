@@ -1,0 +1,61 @@
+"""Block arithmetic and names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaformat.blocks import (
+    DEFAULT_BLOCK_BYTES,
+    block_count,
+    block_lengths,
+    block_range,
+    check_block_bytes,
+    name_bytes,
+)
+from deltaformat.errors import ErrorCode, MalformedError
+
+
+def test_block_sizes() -> None:
+    """DF-DSC-01"""
+    allowed = []
+    for exponent in range(30):
+        for block_bytes in (2**exponent - 1, 2**exponent, 2**exponent + 1):
+            try:
+                check_block_bytes(block_bytes)
+            except MalformedError as error:
+                assert error.code is ErrorCode.VALUE_INVALID
+            else:
+                allowed.append(block_bytes)
+    assert allowed == [2**exponent for exponent in range(8, 27)]
+    assert DEFAULT_BLOCK_BYTES == 1048576
+    for block_bytes in (-256, 0):
+        with pytest.raises(MalformedError, match="power of two"):
+            check_block_bytes(block_bytes, where="deltaformat.json")
+
+
+@given(st.integers(0, 5000), st.sampled_from([256, 512, 1024]))
+def test_blocks_cover_a_tensor(nbytes: int, block_bytes: int) -> None:
+    """DF-BLK-02"""
+    ranges = [block_range(i, nbytes, block_bytes) for i in range(block_count(nbytes, block_bytes))]
+    assert [byte for start, stop in ranges for byte in range(start, stop)] == list(range(nbytes))
+    assert all(stop - start == block_bytes for start, stop in ranges[:-1])
+    assert block_lengths(nbytes, block_bytes).tolist() == [stop - start for start, stop in ranges]
+    for index in (-1, len(ranges)):
+        with pytest.raises(IndexError):
+            block_range(index, nbytes, block_bytes)
+
+
+def test_names() -> None:
+    """DF-BLK-03"""
+    assert name_bytes("") == b""
+    assert name_bytes("../a\0b") == b"../a\0b"
+    assert name_bytes("e\u0301") != name_bytes("\u00e9")  # never normalised
+    assert name_bytes("\U0001f600") == b"\xf0\x9f\x98\x80"
+    assert len(name_bytes("\u00e9" * 32767 + "x")) == 65535
+    for name in ("\u00e9" * 32768, "\ud800", "a\udcffb"):
+        with pytest.raises(MalformedError) as caught:
+            name_bytes(name, where="here")
+        assert caught.value.code is ErrorCode.VALUE_INVALID
+        str(caught.value).encode()  # an error's text can be printed

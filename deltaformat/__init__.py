@@ -16,7 +16,7 @@ from deltaformat.part import Part, Ticket
 from deltaformat.reader import TensorInfo, TensorSlice, Version
 from deltaformat.stage import Policy
 from deltaformat.stager import Progress, Stager
-from deltaformat.store import Store, create, open  # noqa: A004 - deltaformat.open reads as intended
+from deltaformat.store import Store, create, open
 from deltaformat.tensors import TensorBytes
 from deltaformat.verify import Finding, VerifyReport
 from deltaformat.writer import CommitInfo, Writer

@@ -21,6 +21,7 @@ __all__ = [
     "block_range",
     "check_block_bytes",
     "name_bytes",
+    "view",
 ]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -28,6 +29,12 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
 """Bytes that are only read."""
+
+
+def view(data: Buffer) -> memoryview:
+    """The bytes of any contiguous buffer, flat and without a copy."""
+    return memoryview(data).cast("B")  # type: ignore[arg-type]  # arrays are buffers, before Python 3.12 unnamed
+
 
 DEFAULT_BLOCK_BYTES = 1 << 20
 MIN_BLOCK_BYTES = 1 << 8

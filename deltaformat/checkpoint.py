@@ -25,13 +25,13 @@ from deltaformat.errors import (
     MissingError,
     UnsafeError,
 )
-from deltaformat.export import INDEX_SUFFIX, MAX_SHARD_BYTES, SINGLE_FILE, WEIGHTS_SUFFIX, write_checkpoint
+from deltaformat.export import INDEX_SUFFIX, SINGLE_FILE, WEIGHTS_SUFFIX
 from deltaformat.ijson import parse_object
 from deltaformat.packs import SafetensorsEntry, parse_safetensors
 from deltaformat.paths import check_sidecar_path
 from deltaformat.tensors import HostTensor, TensorSpec, check_name
 
-__all__ = ["MAX_SHARD_BYTES", "Checkpoint", "TensorLocation", "open_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "TensorLocation", "open_checkpoint"]
 
 _MAX_INDEX_BYTES = 1 << 28
 _MAX_ENTRIES = 10_000

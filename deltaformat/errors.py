@@ -14,8 +14,8 @@
     └── StoreError                       the storage answered with an error
         └── CommitUnknown                the outcome of a commit is not known
 
-An error carries its `code` (what happened), `message` (one sentence that ends with what to do, where something
-can be done) and `where` (the object, tensor or block).
+An error carries its `code` (what happened), `message` (one sentence that ends with what to do, where
+something can be done) and `where` (the object, tensor or block).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ __all__ = [
     "UnsafeError",
     "UnsupportedError",
 ]
+
+_SHOWN_WHERE = 300
 
 
 class ErrorCode(Enum):
@@ -94,7 +96,7 @@ class ErrorCode(Enum):
 
     @property
     def value(self) -> str:
-        """The code as printed; declared, since a type checker cannot see what `__new__` makes of the tuple."""
+        """The code as printed; declared because type checkers do not see what `__new__` does."""
         return str(self._value_)
 
 
@@ -118,9 +120,12 @@ class DeltaFormatError(Exception):
         self.where = where
 
     def __str__(self) -> str:
-        """One line: where, message, code."""
-        prefix = f"{self.where}: " if self.where else ""
-        return f"{prefix}{self.message} [{self.code.value}]"
+        """One line: where, message, code. Names come from anywhere: what would not print is escaped."""
+        where = self.where if len(self.where) <= _SHOWN_WHERE else self.where[:_SHOWN_WHERE] + "..."
+        line = f"{where}: {self.message}" if where else self.message
+        if not line.isprintable():
+            line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        return f"{line} [{self.code.value}]"
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with all three fields, so that errors cross process boundaries whole."""

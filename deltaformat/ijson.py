@@ -187,7 +187,11 @@ def _refuse_constant(name: str) -> float:
 
 def _has_surrogate(value: object) -> bool:
     if isinstance(value, str):
-        return any("\ud800" <= character <= "\udfff" for character in value)
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return True
+        return False
     if isinstance(value, dict):
         return any(_has_surrogate(key) or _has_surrogate(item) for key, item in value.items())
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What the log's records mean: states, void records, lineages, liveness (SPEC 12.2, 12.3 and 12.6). No I/O.
+"""What a record means in the state before it: preconditions, effects, void records (SPEC 12.2, 12.3). No I/O.
 
-A record is judged from the state before it, which may come from the record before it alone (`trust`, DF-LOG-06) or
-from all records (`History`). What the state does not tell, a `Knowledge` may.
+The state may come from the record before alone (`trust`, DF-LOG-06) or from all records (`History`). What it
+does not tell, a `Knowledge` may.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def draft(
 def ancestors_for(parent: Commit) -> tuple[Ancestor, ...]:
     """The `ancestors` of a commit whose parent is `parent` (DF-LOG-08).
 
-    They are the parent, then those of the parent's whose depth is a multiple of a higher power of two than that
-    of every entry before; depth 0 is a multiple of all.
+    They are the parent, then those of the parent's whose depth is a multiple of a higher power of two than
+    that of every entry before; depth 0 is a multiple of all.
     """
     taken: list[Ancestor] = []
     power: float = -1

@@ -91,9 +91,9 @@ class _Tour:
 def object_uses(history: History) -> dict[str, ObjectUse]:
     """Every object that a valid commit names, by key.
 
-    A commit uses its manifests. It uses any other object if the nearest commit that mentions it, itself or an
-    ancestor, has added it. (An object that one commit both adds and drops is used: a collector must err on that
-    side.)
+    A commit uses its manifests. It uses any other object if the nearest commit that mentions it, itself or
+    an ancestor, has added it. (An object that one commit both adds and drops is used: a collector must err on
+    that side.)
     """
     tour = _Tour(history)
     sizes: dict[str, int] = {}

@@ -114,8 +114,8 @@ class Log:
     def tail(self) -> State:
         """The state after the newest record.
 
-        Called again it goes on from where it was: one request where nothing is new. What fails leaves the state
-        known before as it was.
+        Called again it goes on from where it was: one request where nothing is new. What fails leaves the
+        state known before as it was.
 
         Raises:
             DeltaFormatError: A record is not what it must be, or the store failed.
@@ -238,8 +238,8 @@ class Log:
                 raises ends the attempt.
 
         Raises:
-            CommitUnknown: The outcome could not be learned. From then on this writer is refused: commits under
-                the same claim, or records of the other kinds. A new claim is a new writer (DF-CMT-03).
+            CommitUnknown: The outcome could not be learned. From then on this writer is refused: commits
+                under the same claim, or records of the other kinds. A new claim is a new writer (DF-CMT-03).
             ConflictError, InconsistentError, MissingError: The record would be void.
             LimitError: It would be larger than readers accept.
             StoreError: The store failed and nothing was written.

@@ -198,17 +198,18 @@ def _decompress(data: bytes, content_size: int, max_content: int, where: str) ->
         raise _invalid("its zstd frame does not state the record's content_size (DF-MAN-02)", where)
     if content_size == 0:
         raise _invalid("it is empty", where)
+    decompressor = zstandard.ZstdDecompressor()
     try:
-        content = zstandard.ZstdDecompressor().decompress(
-            data, max_output_size=content_size, allow_extra_data=False
-        )
+        return decompressor.decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError:
+        pass
+    try:
+        decompressor.decompress(data, allow_extra_data=True)
     except zstandard.ZstdError as error:
-        if "unused_data" in str(error) or "extra" in str(error):
-            raise _invalid("bytes follow its zstd frame (DF-MAN-02)", where) from None
         raise CorruptError(
-            ErrorCode.FRAME_CORRUPT, "its zstd frame does not decompress; fetch it again", where=where
+            ErrorCode.FRAME_CORRUPT, f"its zstd frame does not decompress ({error})", where=where
         ) from None
-    return content
+    raise _invalid("bytes follow its zstd frame (DF-MAN-02)", where)
 
 
 def _metadata(value: bytes, digest: str, block_bytes: int, parent: int | None, where: str) -> dict[str, Any]:

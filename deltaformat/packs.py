@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from deltaformat.blocks import MAX_NAME_BYTES
+from deltaformat.blocks import MAX_NAME_BYTES, view
 from deltaformat.dtypes import get_dtype, tensor_nbytes
 from deltaformat.errors import ErrorCode, LimitError, MalformedError
 
@@ -128,7 +128,7 @@ class PackBuilder:
 
     def add(self, payload: Buffer) -> int:
         """Add one piece's payload and return its slot."""
-        view = _view(payload)
+        view = view(payload)
         if not view.nbytes:
             raise MalformedError(ErrorCode.INPUT_INVALID, "a piece has at least one byte (DF-PCK-04)")
         return self._add_payload(view)
@@ -147,7 +147,7 @@ class PackBuilder:
         Raises:
             MalformedError: `data` does not have the bytes that dtype and shape say, or none.
         """
-        view = _view(data)
+        view = view(data)
         known = get_dtype(dtype, where=name)
         if not view.nbytes or view.nbytes != tensor_nbytes(known, shape, where=name):
             raise MalformedError(
@@ -190,10 +190,6 @@ class PackBuilder:
         self._slots += 1
         self._data_bytes += view.nbytes
         return slot
-
-
-def _view(data: Buffer) -> memoryview:
-    return memoryview(data).cast("B")  # type: ignore[arg-type]  # arrays are buffers, before Python 3.12 unnamed
 
 
 def _json_string(text: str) -> bytes:
@@ -250,7 +246,7 @@ def safetensors_data_start(prefix: Buffer, size: int, *, where: str = "") -> int
         MalformedError: The file is too short for what it declares (pack-invalid).
         LimitError: The header is longer than safetensors libraries accept.
     """
-    view = _view(prefix)
+    view = view(prefix)
     if size < 8 or view.nbytes < 8:
         _invalid("it is too short to be a safetensors file", where)
     length = int.from_bytes(view[:8], "little")
@@ -279,7 +275,7 @@ def parse_safetensors(head: Buffer, size: int, *, where: str = "") -> Safetensor
         UnsupportedError: A tensor has a dtype outside SPEC 8.1.
     """
     data_start = safetensors_data_start(head, size, where=where)
-    view = _view(head)
+    view = view(head)
     if view.nbytes < data_start:
         _invalid(f"only {view.nbytes} of {data_start} header bytes are there", where)
     header = _load(bytes(view[8:data_start]), where)

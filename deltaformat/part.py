@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from deltaformat import ijson
-from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
+from deltaformat.errors import CorruptError, ErrorCode, InconsistentError, MalformedError
 from deltaformat.versionmap import VersionMap, merge
 
 __all__ = ["Part", "Ticket", "unite"]
@@ -59,6 +60,7 @@ class Part:
     Picklable; `to_bytes` and `from_bytes` serve any other channel.
 
     Attributes:
+        store: The store's uuid.
         step: The step it was staged for.
         claim: seq of the claim it was staged under.
         parent: seq of the commit it was encoded against, or None.
@@ -67,6 +69,7 @@ class Part:
         packs, pack_bytes, payload_bytes, rebase_bytes: What was written for it, as in `CommitInfo`.
     """
 
+    store: str
     step: int
     claim: int
     parent: int | None
@@ -79,12 +82,17 @@ class Part:
 
     def to_bytes(self) -> bytes:
         """Serialise."""
-        header = {"parent": self.parent, **{name: getattr(self, name) for name in _NUMBERS}}
+        header = {
+            "store": self.store,
+            "parent": self.parent,
+            "sha256": hashlib.sha256(self.manifest).hexdigest(),
+            **{name: getattr(self, name) for name in _NUMBERS},
+        }
         return _MAGIC + ijson.seal(header) + b"\n" + self.manifest
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Part:
-        """The inverse of `to_bytes`. The manifest is checked when the part is committed.
+        """The inverse of `to_bytes`. What the manifest says is checked when the part is committed.
 
         Raises:
             MalformedError, CorruptError: these are not a part's bytes.
@@ -96,14 +104,20 @@ class Part:
             )
         fields = ijson.open_sealed(header, where="part", limit=_HEADER_LIMIT)
         numbers = {name: fields.get(name) for name in _NUMBERS}
-        parent = fields.get("parent")
-        if not all(isinstance(value, int) for value in numbers.values()) or not isinstance(
-            parent, int | None
+        store, parent = fields.get("store"), fields.get("parent")
+        if (
+            not all(isinstance(value, int) for value in numbers.values())
+            or not isinstance(parent, int | None)
+            or not isinstance(store, str)
         ):
             raise MalformedError(
-                ErrorCode.INPUT_INVALID, "a part's header lacks a number; stage it again", where="part"
+                ErrorCode.INPUT_INVALID, "a part's header lacks a member; stage it again", where="part"
             )
-        return cls(parent=parent, manifest=manifest, **numbers)  # type: ignore[arg-type]  # checked one line above
+        if hashlib.sha256(manifest).hexdigest() != fields.get("sha256"):
+            raise CorruptError(
+                ErrorCode.HASH_MISMATCH, "was cut or changed on its way; stage it again", where="part"
+            )
+        return cls(store=store, parent=parent, manifest=manifest, **numbers)  # type: ignore[arg-type]  # checked
 
 
 def unite(maps: Sequence[VersionMap]) -> VersionMap:

@@ -75,11 +75,10 @@ class Batch:
         bounds = [0, *(np.flatnonzero(np.diff(self.request_pack)) + 1).tolist(), len(self.request_pack)]
         starts, lengths = self.request_start.tolist(), self.request_length.tolist()
         for first, last in pairwise(bounds):
-            if first < last:
-                yield (
-                    int(self.request_pack[first]),
-                    list(zip(starts[first:last], lengths[first:last], strict=True)),
-                )
+            yield (
+                int(self.request_pack[first]),
+                list(zip(starts[first:last], lengths[first:last], strict=True)),
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,8 +300,6 @@ def _coalesce(
     """
     order = np.argsort(start, kind="stable")
     start, length = start[order], length[order]
-    if not len(start):
-        return order, order, start, start
     reached = np.maximum.accumulate(start + length)
     gap = start[1:] - reached[:-1]
     joined = gap <= min(max_gap, int(_PACK_SPACING) // 4)

@@ -92,7 +92,7 @@ class Version:
 
     @property
     def parent(self) -> int | None:
-        """seq of the version it was encoded against."""
+        """Seq of the version it was encoded against."""
         return self.commit.parent
 
     @property

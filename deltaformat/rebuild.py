@@ -6,14 +6,15 @@ Nothing leaves here that does not have its digest (DF-DIG-01).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deltaformat.blockcache import BlockCache
+from deltaformat.blocks import Buffer, Bytes
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.encodings import decode_piece
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
@@ -21,16 +22,13 @@ from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh
 from deltaformat.sources import Sources
 from deltaformat.versionmap import VersionMap
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 __all__ = ["Rebuilder", "Rebuilt", "allocate"]
 
 CONCURRENT_PACKS = 8
+BATCH_BYTES = 64 << 20  # enough for a fast link; larger ones only take memory that is not in any cache
 
 T = TypeVar("T")
 
-Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
 
@@ -84,7 +82,7 @@ class Rebuilder:
         self._sources = sources
         self._digest = algorithm
         self._block_bytes = block_bytes
-        self._budget = max(1, memory_budget // 2)
+        self._budget = max(1, min(memory_budget // 2, BATCH_BYTES))
         self._threads = max(1, threads)
         self._cache = cache
 
@@ -161,24 +159,20 @@ class Rebuilder:
 
     def _run(self, version: VersionMap, plan: Plan, rebuild: Callable[[_Work], T]) -> Iterator[T]:
         """Fetch batch after batch, one ahead, and rebuild the blocks of each in threads; results come in order."""
-        if (
-            len(plan) == 1 and len(plan.blocks) == 1
-        ):  # one block, as for most small tensors: threads would cost more than they give
+        if len(plan.blocks) == 1:  # as for most small tensors: threads would cost more than they give
             batch = plan.batch(0)
-            yield rebuild(_Work(batch, 0, self._fetch(version, batch)))
+            yield from map(rebuild, self._fetch(version, batch).works())
             return
         with ThreadPoolExecutor(self._threads) as decoders, ThreadPoolExecutor(1) as fetcher:
-            batches = iter(plan)
-            batch = next(batches, None)
-            ahead = None if batch is None else fetcher.submit(self._fetch, version, batch)
-            while batch is not None and ahead is not None:
-                fetched = ahead.result()
-                following = next(batches, None)
+            ahead: Future[_Fetched] | None = None
+            for number in range(len(plan) + 1):
+                ready = ahead
+                following = plan.batch(number) if number < len(plan) else None
                 ahead = None if following is None else fetcher.submit(self._fetch, version, following)
-                yield from decoders.map(rebuild, [_Work(batch, i, fetched) for i in range(len(batch.blocks))])
-                batch = following
+                if ready is not None:
+                    yield from decoders.map(rebuild, ready.result().works())
 
-    def _fetch(self, version: VersionMap, batch: Batch) -> list[Bytes]:
+    def _fetch(self, version: VersionMap, batch: Batch) -> _Fetched:
         requests = list(batch.requests())
 
         def read(request: tuple[int, list[tuple[int, int]]]) -> list[Buffer]:
@@ -190,7 +184,7 @@ class Rebuilder:
         else:
             with ThreadPoolExecutor(CONCURRENT_PACKS) as pool:
                 results = list(pool.map(read, requests))
-        return [np.frombuffer(buffer, np.uint8) for result in results for buffer in result]
+        return _Fetched(batch, [np.frombuffer(buffer, np.uint8) for result in results for buffer in result])
 
     # -- one block ---------------------------------------------------------------------------------------------------------------
 
@@ -240,6 +234,18 @@ class Rebuilder:
                 out[:] = np.frombuffer(cached, np.uint8)
                 done(out.size)
         return np.array(missing, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A batch and what its requests brought."""
+
+    batch: Batch
+    buffers: list[Bytes]
+
+    def works(self) -> list[_Work]:
+        """Its blocks, each to be decoded."""
+        return [_Work(self.batch, index, self.buffers) for index in range(len(self.batch.blocks))]
 
 
 @dataclass(frozen=True, slots=True)

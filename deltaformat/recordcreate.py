@@ -37,7 +37,7 @@ class Retry:
 
 
 def create_record(storage: Storage, record: Record, data: bytes, retry: Retry) -> bytes | None:
-    """Create a record; that is the commit. Pursued with the same bytes until the outcome is known (DF-CMT-03).
+    """Create a record; that is the commit. Pursued with the same bytes until that is known (DF-CMT-03).
 
     Args:
         storage: Where to.
@@ -69,7 +69,7 @@ def create_record(storage: Storage, record: Record, data: bytes, retry: Retry) -
             if retry.clock() + pause > give_up:
                 raise CommitUnknown(
                     ErrorCode.COMMIT_UNKNOWN,
-                    f"it is not known whether this record was written ({error.message}); a new writer finds out",
+                    f"it is not known whether this was written ({error.message}); a new writer finds out",
                     where=key,
                 ) from error
         retry.sleep(pause * (0.5 + 0.5 * retry.jitter()))

@@ -176,8 +176,13 @@ def _blocks(
     first = starts // block_bytes
     counts = (starts + extent - 1) // block_bytes - first + 1
     ends = np.cumsum(counts)
-    blocks = np.arange(ends[-1], dtype=np.int64) + np.repeat(first - (ends - counts), counts)
-    return np.unique(blocks)
+    blocks: npt.NDArray[np.int64] = np.arange(ends[-1], dtype=np.int64) + np.repeat(
+        first - (ends - counts), counts
+    )
+    fresh = np.ones(len(blocks), np.bool_)
+    np.not_equal(blocks[1:], blocks[:-1], out=fresh[1:])
+    found: npt.NDArray[np.int64] = blocks[fresh]
+    return found
 
 
 def _normalise(shape: tuple[int, ...], key: object, where: str) -> tuple[list[_Axis], tuple[int, ...]]:
@@ -216,6 +221,7 @@ def _axis(item: object, size: int, axis: int, where: str) -> _Axis:
         count = len(range(start, stop, step))
         return _Axis(size, start, step if count > 1 else 1, count, kept=True)
     advanced = isinstance(item, bool | np.bool_ | list | tuple) or getattr(item, "ndim", 0) != 0
+    advanced = advanced or "bool" in str(getattr(item, "dtype", ""))
     try:
         index = operator.index(item)  # type: ignore[arg-type]  # what is no integer is told apart below
     except TypeError:

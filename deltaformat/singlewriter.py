@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from deltaformat.blocks import Buffer
 from deltaformat.errors import MissingError
 from deltaformat.storage import Data, ObjectInfo, Ranges, Storage
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["SingleWriterStorage"]
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from deltaformat.blocks import Buffer, view
 from deltaformat.keys import pack_key
-from deltaformat.packs import Buffer, Pack, PackBuilder, PackRef
+from deltaformat.packs import Pack, PackBuilder, PackRef
 from deltaformat.storage import Storage
 
 __all__ = ["PackSink", "Place"]
@@ -56,12 +57,12 @@ class PackSink:
 
     def add(self, payload: Buffer, *, kind: str = "step") -> Place:
         """Add one payload."""
-        pack, builder = self._builder(kind, len(memoryview(payload).cast("B")))
+        pack, builder = self._builder(kind, view(payload).nbytes)
         return Place(pack, builder.add(payload))
 
     def add_tensor(self, name: str, dtype: str, shape: Sequence[int], data: Buffer) -> Place:
         """Add a whole raw tensor (DF-PCK-02)."""
-        pack, builder = self._builder("step", len(memoryview(data).cast("B")))
+        pack, builder = self._builder("step", view(data).nbytes)
         return Place(pack, builder.add_tensor(name, dtype, shape, data))
 
     def fits_whole(self, nbytes: int) -> bool:

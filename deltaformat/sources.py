@@ -6,9 +6,9 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from deltaformat.blocks import Buffer, view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -21,9 +21,6 @@ from deltaformat.external import check_external_url
 from deltaformat.keys import external_key, parse_key
 from deltaformat.packs import ExternalRef, PackEntry, PackRef
 from deltaformat.storage import Storage
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Sources", "sha256_of"]
 
@@ -77,7 +74,7 @@ class Sources:
         digest = hashlib.sha256()
         for start in range(0, ref.size, READ_BYTES):
             (data,) = self.ranges(ref, [(start, min(READ_BYTES, ref.size - start))])
-            digest.update(data)
+            digest.update(view(data))
         if digest.hexdigest() != expected:
             raise CorruptError(ErrorCode.HASH_MISMATCH, "its bytes do not have their SHA-256", where=where)
 

@@ -10,24 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deltaformat.baseline import Baseline, Held
-from deltaformat.blocks import block_lengths, block_range
+from deltaformat.blocks import Buffer, Bytes, block_lengths, block_range, view
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
 from deltaformat.encodings.streams import fitting_width
-from deltaformat.errors import ErrorCode, InconsistentError
-from deltaformat.packs import Buffer
+from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
 from deltaformat.rebuild import Rebuilder, Rebuilt
 from deltaformat.sink import PackSink
 from deltaformat.tensors import HostTensor
 from deltaformat.twins import ENCODING, LENGTH, OFFSET, PACK, SLOT, Pieces, Twins, pieces_of
-from deltaformat.versionmap import NOT_FRESH, VersionMap, VersionMapBuilder
+from deltaformat.versionmap import MAX_DEPTH, NOT_FRESH, VersionMap, VersionMapBuilder
 
 __all__ = ["Policy", "Stage", "StageCounts"]
 
@@ -35,7 +34,6 @@ SLAB_BYTES = 32 << 20
 
 T = TypeVar("T")
 R = TypeVar("R")
-Bytes = npt.NDArray[np.uint8]
 
 _NO_PIECES = np.empty((0, 5), np.int64)
 
@@ -46,17 +44,33 @@ class Policy:
 
     Attributes:
         max_chain: Pieces in a chain before its prefix is replaced, 2 to 64 (DF-WR-02).
-        keyframe: How content without a base is stored: `planes` (smaller) or `raw` (an ordinary checkpoint file, least work to read).
+        keyframe: How content that has no counterpart in the parent is stored: `raw` (packs are ordinary checkpoint files, least work to
+            read and write) or `planes` (0.67 of that for bf16).
         strata: Code positions per magnitude class (SPEC 9.3): smaller, slower.
         pack_bytes: Size at which a pack is closed, in bytes.
         threads: Blocks encoded at a time.
     """
 
     max_chain: int = 16
-    keyframe: str = "planes"
+    keyframe: Literal["raw", "planes"] = "raw"
     strata: bool = False
     pack_bytes: int = 64 << 20
     threads: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, before anything is written.
+
+        Raises:
+            MalformedError: input-invalid.
+        """
+        if not 2 <= self.max_chain <= MAX_DEPTH:
+            _refuse("max_chain", f"2 to {MAX_DEPTH}", self.max_chain)
+        if self.keyframe not in ("planes", "raw"):
+            _refuse("keyframe", "'planes' or 'raw'", self.keyframe)
+        if self.pack_bytes < 1:
+            _refuse("pack_bytes", "at least 1", self.pack_bytes)
+        if self.threads < 1:
+            _refuse("threads", "at least 1", self.threads)
 
 
 @dataclass(slots=True)
@@ -211,6 +225,7 @@ class Stage:
             StoreError: an upload failed.
         """
         self._pool.shutdown()
+        self.counts.read_bytes += self._twins.read_bytes
         refs, offsets = self._sink.close()
         parent_packs = self._parent.packs if self._parent is not None else ()
         builder = VersionMapBuilder(digest_bytes=self._digest.size, packs=[*parent_packs, *refs])
@@ -283,7 +298,7 @@ class Stage:
     def _look(self, tensor: _Tensor, index: int) -> _Look:
         new = tensor.block(index)
         if self._parent is None or index >= tensor.comparable:
-            return _Look(index, self._digest(new), self._encode_alone(tensor, new))
+            return _Look(index, self._digest(new), self._encode_first(tensor, new))
         expected = self._parent.digest[tensor.parent_start + index]
         if tensor.old is not None and tensor.old.matches(index, expected, new.size):
             base = tensor.old.block(index)
@@ -300,19 +315,17 @@ class Stage:
         if look.own[0].needs_base and self._rebase_due(tensor, look.index):
             # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the parent's digest.
             squash = self._encode(tensor, parent.data, parent.keyframe, None)
-            alone = self._encode_alone(tensor, parent.data)
-            pays = squash[0].needs_base and 2 * _size(squash[1]) < _size(alone[1])
+            alone = encode_block(parent.data, None, tensor.dtype)
+            room = self._policy.max_chain > 2
+            pays = room and squash[0].needs_base and 2 * _size(squash[1]) < _size(alone[1])
             look.prefix = [squash] if pays else [alone]
 
     def _encode(
         self, tensor: _Tensor, new: Bytes, base: Bytes, positions: npt.NDArray[np.intp] | None
     ) -> tuple[Encoding, Buffer]:
-        encoding, payload = encode_block(
-            new, base, tensor.dtype, positions=positions, strata=self._policy.strata
-        )
-        return (encoding, payload) if encoding.needs_base else self._encode_alone(tensor, new)
+        return encode_block(new, base, tensor.dtype, positions=positions, strata=self._policy.strata)
 
-    def _encode_alone(self, tensor: _Tensor, new: Bytes) -> tuple[Encoding, Buffer]:
+    def _encode_first(self, tensor: _Tensor, new: Bytes) -> tuple[Encoding, Buffer]:
         return (
             (Encoding.RAW, new) if self._policy.keyframe == "raw" else encode_block(new, None, tensor.dtype)
         )
@@ -323,6 +336,8 @@ class Stage:
         block = tensor.parent_start + index
         depth, limit = int(self._parent.depth[block]), self._policy.max_chain
         spread = max(1, limit // 2)
+        if depth < 2:
+            return False  # a keyframe alone has no prefix to replace
         return depth >= limit or (depth >= limit - spread and (block + self._depth) % spread == 0)
 
     def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
@@ -398,5 +413,9 @@ class Stage:
         return pieces_of(self._parent, block)
 
 
+def _refuse(what: str, expected: str, found: object) -> NoReturn:
+    raise MalformedError(ErrorCode.INPUT_INVALID, f"{what} is {expected}, not {found!r}", where="policy")
+
+
 def _size(payload: Buffer) -> int:
-    return memoryview(payload).nbytes
+    return view(payload).nbytes

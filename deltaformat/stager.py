@@ -18,7 +18,7 @@ from deltaformat.stage import Policy, Stage, StageCounts
 from deltaformat.tensors import HostTensor, to_host
 from deltaformat.versionmap import VersionMap
 
-__all__ = ["Progress", "Stager", "Staged", "held_error"]
+__all__ = ["Progress", "Staged", "Stager", "held_error"]
 
 MAX_STEP = 2**53 - 1
 
@@ -109,6 +109,7 @@ class Stager:
             block_bytes=self._context.descriptor.block_bytes,
         )
         return Part(
+            store=self._ticket.uuid,
             step=step,
             claim=self._ticket.claim,
             parent=parent,

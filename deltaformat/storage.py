@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
+from deltaformat.blocks import Buffer, view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -27,7 +28,6 @@ from deltaformat.keys import parse_key, probe_key
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-    from typing_extensions import Buffer
 
 __all__ = [
     "Buffers",
@@ -43,10 +43,10 @@ __all__ = [
     "redact",
 ]
 
-Data: TypeAlias = "Buffer | Sequence[Buffer]"
+Data: TypeAlias = Buffer | Sequence[Buffer]
 """An object's bytes: one buffer, or a list or tuple of buffers that follow each other."""
 
-Buffers: TypeAlias = "list[Buffer]"
+Buffers: TypeAlias = list[Buffer]
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 """(start, length) each, length at least 1."""
@@ -69,8 +69,9 @@ class ObjectInfo:
 class Storage(Protocol):
     """What deltaformat needs of a store (SPEC 5). All methods may be called from several threads at once.
 
-    Every method raises `MalformedError` for a key outside the grammar of SPEC 6, and `StoreError` (store-failed)
-    where the store fails; no message holds credentials (DF-SEC-02). Only absence is told as absence (DF-STO-04).
+    Every method raises `MalformedError` for a key outside the grammar of SPEC 6, and `StoreError`
+    (store-failed) where the store fails; no message holds credentials (DF-SEC-02). Only absence is told as
+    absence (DF-STO-04).
     """
 
     @property
@@ -232,7 +233,7 @@ class ObstoreStorage:
             raise _obstore_error(error, key) from None
         for (start, length), buffer in zip(ranges, found, strict=True):
             check_length(key, start, length, len(buffer))
-        return list(found)
+        return [memoryview(buffer) for buffer in found]
 
     def put(self, key: str, data: Data) -> None:
         """Store an object, whether or not there is one."""
@@ -247,9 +248,9 @@ class ObstoreStorage:
         from obstore.exceptions import AlreadyExistsError
 
         parse_key(key)
-        chunks = chunks_of(data)
+        chunks = [view(chunk) for chunk in chunks_of(data)]
         # One request where it can be: an upload in parts that is cut off leaves parts behind that cost money.
-        parts = not create and sum(memoryview(chunk).nbytes for chunk in chunks) > _SINGLE_PUT_BYTES
+        parts = not create and sum(chunk.nbytes for chunk in chunks) > _SINGLE_PUT_BYTES
         try:
             obstore.put(
                 self._store,

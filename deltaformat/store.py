@@ -14,7 +14,7 @@ from deltaformat.blocks import DEFAULT_BLOCK_BYTES, check_block_bytes
 from deltaformat.collect import GcReport, collect
 from deltaformat.context import Context, load_map
 from deltaformat.digests import get_digest
-from deltaformat.errors import ConflictError, ErrorCode, InconsistentError, MalformedError, MissingError
+from deltaformat.errors import ConflictError, ErrorCode, MalformedError, MissingError
 from deltaformat.history import History, State
 from deltaformat.keys import DESCRIPTOR
 from deltaformat.log import Log
@@ -87,7 +87,7 @@ def create(
     return open(storage)
 
 
-def open(  # noqa: A001 - deltaformat.open reads as intended
+def open(
     url: str | os.PathLike[str] | Storage,
     *,
     cache: str | os.PathLike[str] | None = None,
@@ -349,7 +349,7 @@ class Store:
         step: int | None = None,
         *,
         branch: str = "main",
-        all: bool = False,  # noqa: A002 - reads as intended at the call
+        all: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> VerifyReport:
         """Check the whole log, and every byte of one version (the newest of `branch` by default) or of all live ones.
@@ -362,16 +362,13 @@ class Store:
         def choose(history: History) -> Iterable[Commit]:
             if all:
                 return [history.commits[seq] for seq in sorted(history.live)]
+            if step is None and not history.commits:
+                return []  # nothing has been committed yet
             head = history.state.heads.get(branch)
-            if head is None and step is None and not history.state.heads:
-                return []  # a store without branches
             if head is None:
                 raise _no_branch(branch, history.state)
-            if head.seq is None and step is None:
-                return []
-            found = (
-                None if head.seq is None else history.find_step(head.seq, head.step if step is None else step)
-            )  # type: ignore[arg-type]
+            wanted = head.step if step is None else step
+            found = None if head.seq is None or wanted is None else history.find_step(head.seq, wanted)
             if found is None:
                 raise MissingError(
                     ErrorCode.VERSION_MISSING, f"branch {branch!r} has no step {step}", where=self.url

@@ -6,20 +6,19 @@ imported only when a torch tensor is asked for; one that is passed in has import
 
 from __future__ import annotations
 
-import importlib
 import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from deltaformat.blocks import name_bytes
-from deltaformat.dtypes import get_dtype, tensor_nbytes
+from deltaformat.dtypes import DTYPES, get_dtype, tensor_nbytes
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, UnsupportedError
+from deltaformat.torchtensors import from_torch, is_torch, to_torch, type_name
 
 __all__ = [
     "Framework",
@@ -62,31 +61,6 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 # `long` and `long long` are two NumPy types of one size, so plain numbers are told by kind and size.
 _PLAIN = {(d.kind, d.itemsize): name for name, d in _NUMPY.items() if d.isbuiltin == 1}
 _EXTENDED = {d.type: name for name, d in _NUMPY.items() if d.isbuiltin != 1}
-
-_TORCH: dict[str, str] = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn_x2",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
-# Those that the oldest torch supported lacks.
-_TORCH_SINCE = {"F8_E8M0": "2.7", "F4": "2.8"}
 
 _NO_NUMPY_DTYPE = {
     "O": "it holds Python objects; make a numeric array of it",
@@ -194,13 +168,14 @@ def to_host(name: str, tensor: object) -> HostTensor:
             return _from_bytes(tensor)
         if isinstance(tensor, np.ndarray | np.generic):
             return _from_numpy(tensor)
-        if _is_torch(tensor):
-            return _from_torch(tensor)
+        if is_torch(tensor):
+            dtype, shape, bits, component = from_torch(tensor)
+            return HostTensor(dtype, shape, _little_endian(bits, component, sys.byteorder == "big"))
     except DeltaFormatError as error:
         raise type(error)(error.code, error.message, where=_where(name)) from error.__cause__
     raise MalformedError(
         ErrorCode.INPUT_INVALID,
-        f"{_type_name(tensor)} is no tensor; pass a NumPy array, a torch tensor or TensorBytes",
+        f"{type_name(tensor)} is no tensor; pass a NumPy array, a torch tensor or TensorBytes",
         where=_where(name),
     )
 
@@ -231,17 +206,13 @@ def from_host(host: HostTensor, framework: Framework = "np", device: Any = "cpu"
             )
         return _to_numpy(host)
     if framework == "pt":
-        return _to_torch(host, device)
+        return to_torch(host.dtype, host.shape, _native(host.data, host.dtype), device)
     raise UnsupportedError(ErrorCode.NOT_SUPPORTED, f'unknown framework {framework!r}; use "np" or "pt"')
 
 
 def _where(name: object) -> str:
     shown = repr(name)
     return f"tensor {shown if len(shown) <= _SHOWN_NAME else shown[:_SHOWN_NAME] + '...'}"
-
-
-def _type_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _read_only(data: ByteArray) -> ByteArray:
@@ -323,140 +294,17 @@ def _unpack_nibbles(data: ByteArray) -> ByteArray:
     return codes
 
 
-def _is_torch(tensor: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
-
-
-@cache
-def _torch_names() -> dict[Any, str]:
-    torch = importlib.import_module("torch")
-    return {
-        getattr(torch, attribute): name for name, attribute in _TORCH.items() if hasattr(torch, attribute)
-    }
-
-
-def _from_torch(tensor: Any) -> HostTensor:
-    torch = sys.modules["torch"]
-    _check_plain(torch, tensor)
-    name = _torch_names().get(tensor.dtype)
-    if name is None:
-        raise UnsupportedError(
-            ErrorCode.DTYPE_UNKNOWN, f"{tensor.dtype} cannot be stored: convert it to a dtype of SPEC 8.1"
-        )
-    shape = tuple(int(dim) for dim in tensor.shape)
-    if name == "F4":
-        if not shape:
-            raise UnsupportedError(
-                ErrorCode.NOT_SUPPORTED, "a 0-d pair of F4 has no logical shape; reshape it to (1,)"
-            )
-        shape = (*shape[:-1], shape[-1] * 2)
-    tensor = tensor.detach()
-    # A conjugated or negated view is plain memory and a flag: it is taken off, and signs are flipped as bits.
-    conjugated = tensor.is_conj()
-    tensor = tensor.conj() if conjugated else tensor
-    negated = tensor.is_neg()
-    tensor = torch._neg_view(tensor) if negated else tensor
-    itemsize = tensor.dtype.itemsize
-    bits = tensor.view(getattr(torch, {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}[itemsize]))
-    array = bits.cpu().contiguous().numpy()
-    component = itemsize // 2 if name == "C64" else itemsize
-    if conjugated or negated:
-        flips = (negated, conjugated != negated) if name == "C64" else (negated,)
-        array = _flip_signs(array, component, flips)
-    return HostTensor(name, shape, _little_endian(array, component, sys.byteorder == "big"))
-
-
-def _flip_signs(bits: np.ndarray[Any, Any], component: int, flips: tuple[bool, ...]) -> np.ndarray[Any, Any]:
-    """Flip the sign bits of those components of every element that `flips` says: what negating them does."""
-    unsigned = np.dtype(f"u{component}")
-    mask = np.array([flip << (8 * component - 1) for flip in flips], unsigned)
-    components: np.ndarray[Any, Any] = np.ascontiguousarray(bits).reshape(-1).view(unsigned)
-    flipped: np.ndarray[Any, Any] = np.bitwise_xor(components.reshape(-1, len(flips)), mask)
-    return flipped
-
-
-def _check_plain(torch: Any, tensor: Any) -> None:
-    """Refuse tensors that are not plain elements in memory, each with what to do instead."""
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        if type(tensor).__name__ == "DTensor":
-            problem = "a DTensor is spread over ranks; pass tensor.full_tensor()"
-        elif tensor.is_nested:
-            problem = "a nested tensor has no one shape; store tensor.values() and tensor.offsets()"
-        else:
-            problem = f"{_type_name(tensor)} is not plain memory; convert it to a torch.Tensor first"
-    elif torch.nn.parameter.is_lazy(tensor):
-        problem = "a lazy parameter has no elements yet; run the module once first"
-    elif tensor.is_nested:
-        problem = "a nested tensor has no one shape; store each of tensor.unbind()"
-    elif tensor.is_quantized:
-        problem = "a quantised tensor is codes and scales; store tensor.int_repr() and the scales as tensors"
-    elif tensor.is_meta:
-        problem = "a meta tensor has no elements; load the weights first"
-    elif tensor.layout != torch.strided:
-        problem = f"layout {tensor.layout} is not dense; pass its indices and values, or tensor.to_dense()"
-    else:
-        return
-    raise UnsupportedError(ErrorCode.NOT_SUPPORTED, problem)
-
-
-def _no_dtype(host: HostTensor, framework: str) -> UnsupportedError:
-    return UnsupportedError(
-        ErrorCode.DTYPE_UNKNOWN,
-        f"{framework} has no dtype for {host.dtype}; get_bytes gives the tensor's bytes as they are",
-    )
-
-
-def _native(data: ByteArray, component: int) -> ByteArray:
+def _native(data: ByteArray, name: str) -> ByteArray:
     """From little-endian to this machine's order."""
+    component = 4 if name == "C64" else DTYPES[name].bits // 8
     if sys.byteorder == "big" and component > 1:
         return data.view(f"<u{component}").astype(f"=u{component}").view(np.uint8)
     return data
 
 
-def _component(name: str) -> int:
-    return 4 if name == "C64" else _NUMPY[name].itemsize
-
-
 def _to_numpy(host: HostTensor) -> np.ndarray[Any, Any]:
     dtype = _NUMPY.get(host.dtype)
     if dtype is None:
-        raise _no_dtype(host, "NumPy")
-    data = _unpack_nibbles(host.data) if host.dtype == "F4" else _native(host.data, _component(host.dtype))
+        raise UnsupportedError(ErrorCode.DTYPE_UNKNOWN, f"NumPy has no dtype for {host.dtype}; use get_bytes")
+    data = _unpack_nibbles(host.data) if host.dtype == "F4" else _native(host.data, host.dtype)
     return data.view(dtype).reshape(host.shape)
-
-
-def _to_torch(host: HostTensor, device: Any) -> Any:
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError as error:
-        raise UnsupportedError(
-            ErrorCode.NOT_SUPPORTED,
-            f"torch tensors need torch, which cannot be imported ({error}); pip install deltaformat[torch]",
-        ) from error
-    attribute = _TORCH.get(host.dtype)
-    if attribute is None:
-        raise _no_dtype(host, "torch")
-    dtype = getattr(torch, attribute, None)
-    if dtype is None:
-        raise UnsupportedError(
-            ErrorCode.DTYPE_UNKNOWN,
-            f"torch {torch.__version__} has no {attribute} for {host.dtype}; it came with torch "
-            f"{_TORCH_SINCE.get(host.dtype, 'after 2.6')}",
-        )
-    shape = host.shape
-    if host.dtype == "F4":
-        if not shape or shape[-1] % 2:
-            raise UnsupportedError(
-                ErrorCode.NOT_SUPPORTED,
-                f"torch pairs F4 along the last axis, which shape {list(shape)} does not allow; "
-                'use framework="np" or get_bytes',
-            )
-        shape = (*shape[:-1], shape[-1] // 2)
-    if not host.nbytes:
-        return torch.empty(shape, dtype=dtype, device=device)
-    data = _native(host.data, _component(host.dtype))
-    # torch has no read-only tensors, and its kernels may rely on alignment, which mapped files do not give.
-    if not data.flags.writeable or data.ctypes.data % dtype.itemsize:
-        data = data.copy()
-    return torch.from_numpy(data).view(dtype).reshape(shape).to(device)

@@ -46,12 +46,17 @@ class _Staged:
 
 
 class Twins:
-    """Finds blocks with the same content in the parent version and among those staged so far."""
+    """Finds blocks with the same content in the parent version and among those staged so far.
+
+    Attributes:
+        read_bytes: Decoded bytes that were read back to confirm a candidate.
+    """
 
     def __init__(self, parent: VersionMap | None, baseline: Baseline, rebuilder: Rebuilder) -> None:
         self._parent = parent
         self._baseline = baseline
         self._rebuilder = rebuilder
+        self.read_bytes = 0
         self._staged: dict[bytes, _Staged] = {}
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]] | None = None
 
@@ -108,4 +113,5 @@ class Twins:
         if held is not None and held.matches(index, digest, content.size):
             return np.array_equal(held.block(index), content)
         (rebuilt,) = self._rebuilder.blocks(self._parent, np.array([block], np.int64))
+        self.read_bytes += rebuilt.data.size
         return np.array_equal(rebuilt.data, content)

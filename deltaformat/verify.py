@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from deltaformat.context import Context, load_map
 from deltaformat.errors import DeltaFormatError, StoreError
 from deltaformat.history import History
 from deltaformat.keys import check_object, record_key
-from deltaformat.packs import PackEntry, PackRef
+from deltaformat.packs import FileRef, PackEntry, PackRef
 from deltaformat.records import Commit
 from deltaformat.stager import Progress
 from deltaformat.versionmap import VersionMap
@@ -113,26 +114,18 @@ class _Check:
             return
         self.report.tensors += len(version.names)
         for ref in version.packs:
-            self._guard(where, lambda ref=ref: self._pack(ref))
+            self._guard(where, partial(self._pack, ref))
         for file in version.files:
             if file.key not in self._files:
                 self._files.add(file.key)
-                self._guard(
-                    f"{where}, file {file.path}",
-                    lambda file=file: check_object(
-                        file.key, self._context.storage.get(file.key), size=file.size
-                    ),
-                )
+                self._guard(f"{where}, file {file.path}", partial(self._file, file))
         self._check_blocks(version, where)
 
     def _check_blocks(self, version: VersionMap, where: str) -> None:
         wanted = [block for block in range(version.block_count) if self._is_new(version, block)]
         lengths = version.block_lengths(np.array(wanted, np.int64), self._context.descriptor.block_bytes)
         for row, blocks in _by_tensor(version, np.array(wanted, np.int64)):
-            self._guard(
-                f"{where}, tensor {version.names[row]!a}",
-                lambda blocks=blocks: self._rebuild(version, blocks),
-            )
+            self._guard(f"{where}, tensor {version.names[row]!a}", partial(self._rebuild, version, blocks))
         self.report.blocks += len(wanted)
         self.report.nbytes += int(lengths.sum())
 
@@ -168,6 +161,9 @@ class _Check:
         self._packs.add(name)
         self._context.sources.check_whole(ref)
         self.report.packs += 1
+
+    def _file(self, ref: FileRef) -> None:
+        check_object(ref.key, self._context.storage.get(ref.key), size=ref.size)
 
     def _guard(self, where: str, check: Callable[[], None]) -> None:
         try:

@@ -50,7 +50,7 @@ Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class VersionMap:
     """Every tensor, block and piece of a version, or of a part of one.
 
@@ -85,6 +85,9 @@ class VersionMap:
     encoding: Bytes
     packs: tuple[PackEntry, ...]
     files: tuple[FileRef, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<VersionMap tensors={len(self.names)} blocks={len(self.depth)} pieces={len(self.pack)}>"
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -172,8 +175,10 @@ class VersionMap:
         )
 
     def compact(self) -> VersionMap:
-        """The same map with a pack table of just the packs that pieces name, in order of first use."""
-        used, first, inverse = np.unique(self.pack, return_index=True, return_inverse=True)
+        """The same map with a pack table of just the packs that pieces name, each once, in order of first use."""
+        seen: dict[PackEntry, int] = {}  # packs with the same bytes have the same key
+        same = np.array([seen.setdefault(entry, index) for index, entry in enumerate(self.packs)], np.int32)
+        used, first, inverse = np.unique(same[self.pack], return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty(len(order), np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)

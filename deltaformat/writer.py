@@ -127,6 +127,11 @@ class Writer(Stager):
             self._background.shutdown()
             self._context.log.write_hint(force=True)
 
+    def stage(self, *, step: int, tensors: Tensors) -> Part:
+        """As `Stager.stage`; a `block=False` commit in flight is waited for first, and its error raised here."""
+        self._ready()
+        return super().stage(step=step, tensors=tensors)
+
     @overload
     def commit(
         self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ..., files: Files | None = ...,
@@ -170,7 +175,7 @@ class Writer(Stager):
             StoreError: the store failed; nothing was committed. `CommitUnknown`: it may have been; this writer writes no more.
         """
         check_step(step)
-        self._settle_in_flight()
+        self._ready()
         if tensors is None and parts is None:
             raise MalformedError(
                 ErrorCode.INPUT_INVALID,
@@ -194,6 +199,15 @@ class Writer(Stager):
 
     # -- the commit --------------------------------------------------------------------------------------------------------------
 
+    def _ready(self) -> None:
+        if self._closed:
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID,
+                "this writer is closed; open another with store.writer",
+                where=f"branch {self.branch}",
+            )
+        self._settle_in_flight()
+
     def _settle_in_flight(self) -> None:
         if self._in_flight is not None:
             future, self._in_flight = self._in_flight, None
@@ -206,7 +220,7 @@ class Writer(Stager):
         self._follow()
         self._check_step_rises(request.step)
         staged = self._stage(tensors, total=request.total)
-        version = self._unite(staged, request.parts)
+        version = self._unite(request.step, staged, request.parts)
         if not request.allow_set_change:
             self._check_names(version)
         root = version.root(self._context.descriptor.digest, self._context.descriptor.block_bytes)
@@ -244,10 +258,17 @@ class Writer(Stager):
                 where=f"branch {self.branch}",
             )
 
-    def _unite(self, staged: Staged, parts: tuple[Part, ...]) -> VersionMap:
+    def _unite(self, step: int, staged: Staged, parts: tuple[Part, ...]) -> VersionMap:
         parent = self._parent.seq if self._parent is not None else None
         maps = [staged.version]
         for part in parts:
+            if part.store != self._ticket.uuid or part.step != step:
+                raise InconsistentError(
+                    ErrorCode.PARTS_DISAGREE,
+                    f"staged for step {part.step} of store {part.store}, "
+                    f"not for step {step} of {self._ticket.uuid}",
+                    where=f"part of step {part.step}",
+                )
             if part.claim != self._ticket.claim or part.parent != parent:
                 raise ConflictError(
                     ErrorCode.PARENT_MOVED,
@@ -274,7 +295,7 @@ class Writer(Stager):
         new = version.index.keys() - self._parent_map.index.keys()
         if gone or new:
             changes = [
-                f"{len(names)} {what} ({ascii(min(names))}...)"
+                f"{len(names)} {what} ({min(names)!a}...)"
                 for what, names in (("gone", gone), ("new", new))
                 if names
             ]

@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import zstandard
 
 from deltaformat.encodings import Encoding
+from deltaformat.errors import DeltaFormatError, ErrorCode
+from deltaformat.manifest import decode_part
 from deltaformat.packs import ExternalRef, FileRef, PackRef
 from deltaformat.versionmap import VersionMap, VersionMapBuilder
 
@@ -31,7 +34,9 @@ def add(builder, rng, name, dtype, shape, blocks, *, packs=2, parent=True, max_d
     pieces = int(depth.sum())
     first = np.zeros(pieces, bool)
     first[np.cumsum(depth) - depth] = True
-    fresh = np.where(rng.random(blocks) < 0.5, rng.integers(0, depth), 255) if parent else np.full(blocks, 255)
+    fresh = (
+        np.where(rng.random(blocks) < 0.5, rng.integers(0, depth), 255) if parent else np.full(blocks, 255)
+    )
     builder.add_tensor(
         name,
         dtype,
@@ -42,7 +47,9 @@ def add(builder, rng, name, dtype, shape, blocks, *, packs=2, parent=True, max_d
         pack=rng.integers(0, packs, pieces),
         offset=rng.integers(0, size - 300, pieces),
         length=rng.integers(1, 300, pieces),
-        encoding=np.where(first, Encoding.PLANES, rng.choice([Encoding.SPARSE, Encoding.PLANES_DELTA], pieces)),
+        encoding=np.where(
+            first, Encoding.PLANES, rng.choice([Encoding.SPARSE, Encoding.PLANES_DELTA], pieces)
+        ),
     )
 
 
@@ -104,9 +111,15 @@ def columns(**changes):
     return {name: value for name, value in lists.items() if value is not ...}
 
 
-def arrow_file(arrays=None, members=None, *, compression=None, batches=1, extra=(), version=None, entry=b"deltaformat"):
+def arrow_file(
+    arrays=None, members=None, *, compression=None, batches=1, extra=(), version=None, entry=b"deltaformat"
+):
     arrays = columns() if arrays is None else arrays
-    text = members if isinstance(members, bytes) else json.dumps(metadata() if members is None else members).encode()
+    text = (
+        members
+        if isinstance(members, bytes)
+        else json.dumps(metadata() if members is None else members).encode()
+    )
     fields = [pa.field(name, array.type) for name, array in arrays.items()] + [f for f, _ in extra]
     schema = pa.schema(fields, metadata={entry: text})
     batch = pa.RecordBatch.from_arrays([*arrays.values(), *(a for _, a in extra)], schema=schema)
@@ -122,3 +135,19 @@ def arrow_file(arrays=None, members=None, *, compression=None, batches=1, extra=
 
 def frame(content, **options):
     return zstandard.ZstdCompressor(level=1, **options).compress(content)
+
+
+def decode(data, content_size, **changes):
+    facts = {"where": "part", "digest": DIGEST, "block_bytes": BLOCK, "parent": 3} | changes
+    return decode_part(data, content_size=content_size, **facts)
+
+
+def decode_file(content, **changes):
+    return decode(frame(content), len(content), **changes)
+
+
+def refused(content, code, *, match=None, **changes):
+    with pytest.raises(DeltaFormatError, match=match) as caught:
+        decode_file(content, **changes)
+    assert caught.value.code is ErrorCode(code), caught.value
+    assert caught.value.where == "part"

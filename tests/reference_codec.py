@@ -1,7 +1,7 @@
 """SPEC 9 once more, in loops over Python integers: what the array code is compared with.
 
-It shares nothing with `deltaformat.encodings` but zstandard's decompressor, and it is written from SPEC.md's sentences.
-Blocks are `bytes`. `Rejected` carries the error class of SPEC 17.
+It shares nothing with `deltaformat.encodings` but zstandard's decompressor, and it is written from SPEC.md's
+sentences. Blocks are `bytes`. `RejectedError` carries the error class of SPEC 17.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zstandard
 Form = str  # of a stream: "stored", "constant" (where it is), "zstd", "smallest"
 
 
-class Rejected(Exception):
+class RejectedError(Exception):
     """The payload breaks a rule."""
 
     def __init__(self, error_class: str) -> None:
@@ -24,7 +24,7 @@ class Rejected(Exception):
 
 def malformed_unless(rule: bool) -> None:
     if not rule:
-        raise Rejected("MALFORMED")
+        raise RejectedError("MALFORMED")
 
 
 def elements_of(block: bytes, width: int) -> list[int]:
@@ -185,9 +185,9 @@ def unzstd(frame: bytes, expected: int) -> bytes:
     try:
         content = decompressor.decompress(frame)
     except zstandard.ZstdError:
-        raise Rejected("CORRUPT") from None
+        raise RejectedError("CORRUPT") from None
     if not decompressor.eof:
-        raise Rejected("CORRUPT")
+        raise RejectedError("CORRUPT")
     malformed_unless(decompressor.unused_data == b"")
     return content
 
@@ -196,7 +196,7 @@ def decode_planes(payload: bytes, size: int) -> bytes:
     reader = Payload(payload)
     header = reader.take(1)[0]
     if header > 3:
-        raise Rejected("UNSUPPORTED")
+        raise RejectedError("UNSUPPORTED")
     width = reader.width(header, size)
     planes = [reader.stream(size // width) for _ in range(width)]
     reader.finish()
@@ -214,7 +214,7 @@ def decode_sparse(payload: bytes, base: bytes) -> bytes:
     reader = Payload(payload)
     header = reader.take(1)[0]
     if header > 63:
-        raise Rejected("UNSUPPORTED")
+        raise RejectedError("UNSUPPORTED")
     width = reader.width(header, len(base))
     xs = elements_of(base, width)
     most = 2 ** (8 * width - 1) - 1

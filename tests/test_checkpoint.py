@@ -14,7 +14,7 @@ import safetensors
 import safetensors.numpy
 import safetensors.torch
 
-from deltaformat.checkpoint import open_checkpoint, write_checkpoint
+from deltaformat.checkpoint import open_checkpoint
 from deltaformat.dtypes import DTYPES
 from deltaformat.errors import (
     ConflictError,
@@ -26,6 +26,7 @@ from deltaformat.errors import (
     UnsafeError,
     UnsupportedError,
 )
+from deltaformat.export import write_checkpoint
 from deltaformat.paths import check_sidecar_path
 from deltaformat.tensors import TensorBytes, TensorSpec, from_host, to_host
 
@@ -721,7 +722,8 @@ def test_one_tensor_in_memory_at_a_time(tmp_path):
 def test_reading_and_writing_import_no_torch(tmp_path):
     save(tmp_path / "in" / "model.safetensors", arrays())
     program = (
-        "import sys; from deltaformat.checkpoint import *; c = open_checkpoint(sys.argv[1]);"
+        "import sys; from deltaformat.checkpoint import *; from deltaformat.export import *;"
+        "c = open_checkpoint(sys.argv[1]);"
         "write_checkpoint(sys.argv[2], c.specs(), c.items()); sys.exit('torch' in sys.modules)"
     )
     arguments = [str(tmp_path / "in"), str(tmp_path / "out")]

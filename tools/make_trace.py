@@ -56,7 +56,7 @@ Fingerprints = Mapping[str, Fingerprint]
 def fingerprint(tensor: Tensor) -> Fingerprint:
     """Takes a tensor's dtype, its shape and the SHA-256 of its bytes."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Fingerprint(tensor.dtype, tuple(tensor.shape), hashlib.sha256(data).hexdigest())
+    return Fingerprint(tensor.dtype, tuple(tensor.shape), hashlib.sha256(data.data).hexdigest())
 
 
 def make(

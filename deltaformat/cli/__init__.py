@@ -1,6 +1,7 @@
-"""The command line (`deltaformat`): parse, run one command, report (exit codes 0, 1 for a finding or an error, 2 for usage).
+"""The command line (`deltaformat`): parse, run one command, report.
 
-Whatever happens, the outcome is one line on stderr and an exit code, never a traceback; with `--json` also one JSON document on stdout.
+Exit codes: 0 done, 1 a finding or an error, 2 wrong usage; 130 interrupted, 141 nobody reads stdout. An error
+is one line on stderr, never a traceback, and with `--json` also one JSON document on stdout.
 `DELTAFORMAT_DEBUG=1` in the environment shows the traceback of an error, for a report.
 """
 
@@ -24,6 +25,16 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+
+# The library's messages say what to do in Python; here it is done otherwise.
+_ADVICE = (
+    ("open it, or pass exist_ok=True", "name another place"),
+    ("make one with `create`", "make one with `deltaformat init`"),
+    ("pass allow_set_change=True", "pass --allow-set-change"),
+    ("open a writer with resume_from", "pass --resume-from"),
+    ("see tags()", "`deltaformat log` shows tags"),
+    ("allow its prefix", "pass --allow-external with its prefix"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if os.environ.get("DELTAFORMAT_DEBUG"):
                 traceback.print_exc()
             return _report(error, console)
-    except (
-        BrokenPipeError,
-        KeyboardInterrupt,
-    ):  # the reader of our output has left, or the user could not wait for it
+    except BrokenPipeError:  # the reader of our output has left
         return PIPE_CLOSED
+    except KeyboardInterrupt:  # for the second time: while the first was being reported
+        return INTERRUPTED
     except OSError:  # stdout is full or gone: there is no place to say more
         return FAILED
     finally:
@@ -79,7 +89,10 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, int]:
     if isinstance(error, UsageError):
         return "USAGE", "usage", str(error), "", USAGE
     if isinstance(error, DeltaFormatError):
-        return error.code.error_class, error.code.value, error.message, error.where, FAILED
+        message = error.message
+        for python, shell in _ADVICE:
+            message = message.replace(python, shell)
+        return error.code.error_class, error.code.value, message, error.where, FAILED
     if isinstance(error, CommandError):
         return "SYSTEM", error.code, str(error), "", FAILED
     if isinstance(error, KeyboardInterrupt):
@@ -88,14 +101,12 @@ def _describe(error: BaseException) -> tuple[str, str, str, str, int]:
         return (
             "SYSTEM",
             "out-of-memory",
-            "out of memory; close other programs or use a larger machine",
+            "out of memory",
             "",
             FAILED,
         )
     if isinstance(error, OSError):
-        place = next(
-            (os.fspath(name) for name in (error.filename, error.filename2) if isinstance(name, str)), ""
-        )
+        place = error.filename if isinstance(error.filename, str) else ""
         return "SYSTEM", "os-error", error.strerror or str(error) or type(error).__name__, place, FAILED
     detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     message = f"a fault of this program, please report it ({plain(detail)}); DELTAFORMAT_DEBUG=1 shows where"

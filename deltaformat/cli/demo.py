@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import deltaformat as df
-from deltaformat.cli.demo_follow import Follower, Seen, register_follow
+from deltaformat.cli.demo_follow import Follower, Seen
 from deltaformat.cli.demo_model import Model, read_corpus, train
 from deltaformat.cli.options import Commands, positive
 from deltaformat.cli.output import Console, human, percent, plain
@@ -24,7 +24,7 @@ from deltaformat.cli.output import Console, human, percent, plain
 __all__ = ["register"]
 
 BRANCH = "main"
-PRETRAINING_STEPS = 60
+PRETRAINING_STEPS = 40
 PRETRAINING_RATE = 1e-3
 RATE = 1e-6
 SEED = 0
@@ -65,19 +65,16 @@ class Step:
 
 
 def register(commands: Commands) -> None:
-    """Declare `demo`, and the hidden command that its second process runs."""
+    """Declare `demo`."""
     parser = commands.add(
         "demo",
         _demo,
         help="train a small model, commit every step, follow it from a second process, and compare",
         example="deltaformat demo --steps 12",
     )
-    parser.add_argument(
-        "--steps", type=positive, default=12, metavar="N", help="how many steps (default: 12)"
-    )
+    parser.add_argument("--steps", type=positive, default=12, metavar="N", help="default: 12")
     parser.add_argument("--store", metavar="DIR", help="where; it is kept (default: a temporary directory)")
     parser.add_argument("--keep", action="store_true", help="keep the temporary directory")
-    register_follow(commands)
 
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
@@ -192,7 +189,7 @@ def _cells(step: Step, seen: Seen) -> tuple[str, ...]:
 
 
 def _lag(step: Step, seen: Seen) -> float:
-    """Seconds from the end of a commit until the follower had verified all of it; never negative, though clocks may say so."""
+    """Seconds from the end of a commit until the follower had verified it; the follower may be the first."""
     return max(0.0, seen.verified_at - step.committed_at)
 
 
@@ -226,5 +223,6 @@ def _summary(document: dict[str, Any]) -> str:
     roots = "the same in both processes" if document["verified"] else "NOT the same in both processes"
     return (
         f"{len(steps)} versions, whose roots are {roots}: {human(document['bytes_written'])} written, "
-        f"{human(document['checkpoint_bytes'])} as whole checkpoints; a step costs {human(mean)}, 1/{ratio:.0f} of a checkpoint"
+        f"{human(document['checkpoint_bytes'])} as whole checkpoints; "
+        f"a step costs {human(mean)}, 1/{ratio:.0f} of a checkpoint"
     )

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,17 +18,17 @@ from typing import IO, Any
 
 import deltaformat as df
 from deltaformat.blocks import name_bytes
-from deltaformat.cli.options import CommandError, Commands, natural, positive
+from deltaformat.cli.options import CommandError, Parser, natural, positive
 from deltaformat.cli.output import Console
 from deltaformat.digests import digest_blocks, get_digest, tensor_leaf, version_root
 from deltaformat.tensors import to_host
 
-__all__ = ["Follower", "Seen", "register_follow"]
+__all__ = ["COMMAND", "Follower", "Seen", "parse"]
 
 COMMAND = "_follow"
 POLL_S = 0.01
-IDLE_S = 60
-"""How long the follower waits for the next step before it gives up."""
+IDLE_S = 600
+"""How long the follower waits for the next step before it gives up; its parent's end it notices at once."""
 _END_S = 5.0
 # The package is found where this process found it, and nothing else in the current directory is.
 _BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from deltaformat.cli import main; sys.exit(main())"
@@ -48,22 +49,20 @@ class Seen:
     read_seconds: float
 
 
-def register_follow(commands: Commands) -> None:
-    """Declare the hidden command."""
-    parser = commands.add(
-        COMMAND,
-        _follow,
-        help="print the root of every version of a branch as it appears, one JSON object a line",
-        example=f"deltaformat {COMMAND} run/ --last 12",
-        hidden=True,
-    )
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line of the second process.
+
+    Raises:
+        UsageError: It is not one.
+    """
+    parser = Parser(prog=f"deltaformat {COMMAND}", add_help=False, allow_abbrev=False)
+    parser.set_defaults(run=_follow)
     parser.add_argument("store", metavar="STORE")
     parser.add_argument("--branch", default="main")
     parser.add_argument("--last", type=natural, required=True, help="the step after which it ends")
-    parser.add_argument(
-        "--idle", type=positive, default=IDLE_S, help="seconds without a new step after which it fails"
-    )
+    parser.add_argument("--idle", type=positive, default=IDLE_S, help="seconds it waits for a step")
     parser.add_argument("--tied", action="store_true", help="end when stdin is closed")
+    return parser.parse_args(arguments)
 
 
 def _follow(options: argparse.Namespace, console: Console) -> int:
@@ -125,7 +124,7 @@ def _wait_for_end(left: threading.Event) -> None:
 
 
 class Follower:
-    """Runs the follower and collects what it says. Use it as a context manager: the process is ended in any case."""
+    """Runs the follower and collects what it says; as a context manager it ends the process in any case."""
 
     def __init__(self, url: str, *, branch: str, last: int) -> None:
         self._last = last

@@ -1,7 +1,7 @@
 """A small language model and its training, in NumPy: what the demo commits.
 
-A word's neighbours to the left predict it: embedding, one hidden layer, softmax. Masters, gradients and AdamW are in fp32, as in larger
-trainings; what is published is their cast to bf16, rounded to nearest even.
+A word's neighbours to the left predict it: embedding, one hidden layer, softmax. Masters, gradients and AdamW
+are in fp32, as in larger trainings; what is published is their cast to bf16, rounded to nearest even.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Corpus", "Model", "read_corpus", "train"]
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-WORDS = 4096
+WORDS = 3072
 CONTEXT = 8
 WIDTH = 64
 HIDDEN = 768
-BATCH = 256
+BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Corpus:
 
 
 def read_corpus() -> Corpus:
-    """Read the text of Python's own help; where that is not installed, the sources of the standard library."""
+    """Read the text of Python's own help; where that is missing, the sources of the standard library."""
     words = re.findall(r"\w+|[^\w\s]|\n", _text().lower())
     ranked = [word for word, _ in Counter(words).most_common(WORDS - 1)]
     numbers = {word: number for number, word in enumerate(ranked, start=1)}  # 0: any other word

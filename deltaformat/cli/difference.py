@@ -154,7 +154,7 @@ def _change(name: str, status: str, info: df.TensorInfo, elements: int, changed:
 
 
 def count_differences(first: Bytes, second: Bytes, bits: int) -> int:
-    """Count the elements of `bits` bits that differ between two runs of bytes of the same length: as bits, not as values."""
+    """Count the elements of `bits` bits whose bits differ between two equally long runs of bytes."""
     if bits % 8:  # elements share bytes
         different: Bytes = np.unpackbits(first ^ second, bitorder="little")
         return int(different.reshape(-1, bits).any(axis=1).sum())
@@ -165,8 +165,8 @@ def count_differences(first: Bytes, second: Bytes, bits: int) -> int:
 def _known_equal(old: df.Version, new: df.Version, name: str) -> Flags:
     """Which blocks are equal without a look at their bytes.
 
-    Equal digests tell that only between a version and its parent (DF-DIG-02). The same pieces of the same packs, which never change,
-    tell it for any two versions.
+    Equal digests tell that only between a version and its parent (DF-DIG-02). The same pieces of the same
+    packs, which never change, tell it for any two versions.
     """
     before, after = old.map.blocks(old.map.index[name]), new.map.blocks(new.map.index[name])
     if new.parent == old.seq or old.parent == new.seq or new.seq == old.seq:
@@ -196,7 +196,7 @@ def _chain(version: df.Version, block: int) -> list[tuple[object, ...]]:
 def _pieces(
     old: df.Version, new: df.Version, name: str, info: df.TensorInfo, suspect: Flags, block_bytes: int
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """The bytes of both sides, a bounded run of rows at a time, leaving out rows that are known to be equal."""
+    """The bytes of both sides, a bounded run of rows at a time, without rows that are known to be equal."""
     if info.nbytes <= READ_BYTES or not info.shape or get_dtype(info.dtype).bits % 8:
         yield _raw(old.get_bytes(name).data), _raw(new.get_bytes(name).data)
         return

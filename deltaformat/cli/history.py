@@ -9,6 +9,7 @@ from typing import Any
 import deltaformat as df
 from deltaformat.cli.options import Commands, UsageError, add_branch, positive
 from deltaformat.cli.output import Column, Console, human, plain, table
+from deltaformat.errors import ErrorCode, MissingError
 from deltaformat.records import Claim, Commit, Drop, Fork, Record, Retire, Tag
 
 __all__ = ["register"]
@@ -49,6 +50,12 @@ def _log(options: argparse.Namespace, console: Console) -> int:
     heads, tags = store.branches(), store.tags()
     # One more tells whether there is more.
     records = store.log(options.branch, None if limit is None else limit + 1)
+    if options.branch is not None and options.branch not in heads and not records:
+        raise MissingError(
+            ErrorCode.BRANCH_MISSING,
+            f"no branch {options.branch!r}; there are: {', '.join(sorted(heads)) or 'none yet'}",
+            where=store.url,
+        )
     more = limit is not None and len(records) > limit
     records = records[:limit]
 

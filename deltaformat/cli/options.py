@@ -1,4 +1,4 @@
-"""What command lines are made of: types of arguments, options that several commands share, and how a command is declared."""
+"""What command lines are made of: types of arguments, shared options, and how a command is declared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from deltaformat.blocks import check_block_bytes
 from deltaformat.cli.output import Console, plain
@@ -31,7 +31,7 @@ __all__ = [
 Run = Callable[[argparse.Namespace, Console], int]
 
 MAX_INTEGER = 2**53 - 1
-_UNITS = {"": 1, "B": 1} | {
+_UNITS: dict[str, int] = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for suffix, base in (("", 1000), ("B", 1000), ("I", 1024), ("IB", 1024))
     for power, prefix in enumerate("KMGT", start=1)
@@ -76,9 +76,7 @@ class Commands:
             metavar="COMMAND", required=True, parser_class=Parser, title="commands"
         )
 
-    def add(
-        self, name: str, run: Run, *, help: str, example: str, hidden: bool = False
-    ) -> argparse.ArgumentParser:
+    def add(self, name: str, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
         """Declare a command; its arguments are added to what is returned.
 
         Args:
@@ -86,15 +84,13 @@ class Commands:
             run: What it does.
             help: One line.
             example: One line of a shell, shown with its help.
-            hidden: Whether it is left out of the program's help.
         """
-        listed: dict[str, Any] = {} if hidden else {"help": help}
         parser: argparse.ArgumentParser = self._subparsers.add_parser(
             name,
             description=f"{help[:1].upper()}{help[1:]}.",
             epilog=f"example: {example}",
+            help=help,
             allow_abbrev=False,
-            **listed,
         )
         parser.add_argument("--json", action="store_true", help="print one JSON document, errors included")
         parser.set_defaults(run=run, command=name)
@@ -107,11 +103,9 @@ def add_branch(parser: argparse.ArgumentParser, *, default: str | None = "main")
     parser.add_argument("--branch", default=default, metavar="B", help=f"the branch ({shown})")
 
 
-def add_step(
-    parser: argparse.ArgumentParser, *, required: bool = False, help: str = "the training step"
-) -> None:
-    """Add `--step`."""
-    parser.add_argument("--step", type=natural, required=required, metavar="N", help=help)
+def add_step(parser: argparse.ArgumentParser, *, help: str = "the training step") -> None:
+    """Add `--step`, which must be given."""
+    parser.add_argument("--step", type=natural, required=True, metavar="N", help=help)
 
 
 def add_allow_external(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What the commands print: aligned text, one JSON document, progress bars, and nothing that could steer a terminal."""
+"""What commands print: text, one JSON document, progress bars; nothing that could steer a terminal."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ __all__ = ["Bars", "Column", "Console", "escape", "human", "percent", "plain", "
 MAX_NAME = 100
 """Characters of a name that are printed; JSON has all of them."""
 MAX_MESSAGE = 2_000
+COUNTED_PHASES = frozenset({"delete"})
+"""Phases whose progress counts things; that of the others counts bytes."""
 
 
 class Progress(Protocol):
@@ -37,7 +39,7 @@ class Progress(Protocol):
 
 
 def plain(text: str) -> str:
-    """Escape what is not printable (controls, bidirectional marks, surrogates): the text stays on its line and says what it says."""
+    """Escape what is not printable: controls, bidirectional marks, surrogates. The text stays on its line."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
@@ -203,12 +205,12 @@ class Bars:
         with self._lock:
             bar = self._bars.get(progress.phase)
             if bar is None:
-                bytes_phase = progress.phase not in ("records", "objects", "versions", "commits")
+                in_bytes = progress.phase not in COUNTED_PHASES
                 bar = self._bars[progress.phase] = tqdm(
                     desc=plain(progress.phase),
                     total=progress.total,
-                    unit="B" if bytes_phase else "",
-                    unit_scale=bytes_phase,
+                    unit="B" if in_bytes else "",
+                    unit_scale=in_bytes,
                     leave=False,
                     file=sys.stderr,
                     dynamic_ncols=True,

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 import deltaformat as df
-from deltaformat.cli import demo, difference, history, show, stores, transfer
+from deltaformat.cli import demo, demo_follow, difference, history, show, stores, transfer
 from deltaformat.cli.options import Commands, Parser, UsageError
 
 __all__ = ["parse"]
@@ -24,6 +24,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     Raises:
         UsageError: It is not a command line of this program.
     """
+    if arguments[:1] == [demo_follow.COMMAND]:  # known to the demo only
+        return demo_follow.parse(arguments[1:])
     parser = Parser(prog="deltaformat", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"deltaformat {df.__version__}")
     commands = Commands(parser)

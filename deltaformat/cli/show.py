@@ -12,9 +12,10 @@ import numpy.typing as npt
 import deltaformat as df
 from deltaformat.cli.options import Commands, add_allow_external, natural
 from deltaformat.cli.output import Column, Console, escape, human, percent, plain, table
+from deltaformat.columns import prefix_sums
 from deltaformat.encodings import Encoding
 from deltaformat.packs import ExternalRef, PackEntry
-from deltaformat.versionmap import VersionMap, prefix_sums
+from deltaformat.versionmap import VersionMap
 
 __all__ = ["register"]
 
@@ -137,13 +138,15 @@ def _place(ref: PackEntry) -> dict[str, Any]:
 
 def _render(document: dict[str, Any]) -> list[str]:
     chain, parent = document["chain"], document["parent"]
+    size, stored, manifest = (human(document[key]) for key in ("nbytes", "stored_bytes", "manifest_bytes"))
+    commit = f"commit {document['seq']}, {plain(document['time'])}"
     lines = [
-        f"step      {document['step']} of {document['branch']} (commit {document['seq']}, {plain(document['time'])})",
+        f"step      {document['step']} of {document['branch']} ({commit})",
         f"root      {document['root']}",
         f"parent    {'none' if parent is None else f'commit {parent}'}",
-        f"tensors   {len(document['tensors']):,}, {human(document['nbytes'])} in {document['blocks']:,} blocks",
-        f"stored    {human(document['stored_bytes'])} in {document['pieces']:,} pieces of {len(document['packs']):,} "
-        f"packs, manifest {human(document['manifest_bytes'])}",
+        f"tensors   {len(document['tensors']):,}, {size} in {document['blocks']:,} blocks",
+        f"stored    {stored} in {document['pieces']:,} pieces of {len(document['packs']):,} packs, "
+        f"manifest {manifest}",
         f"chains    {chain['min']} to {chain['max']} pieces, {chain['mean']:.1f} on average",
     ]
     if document["metadata"]:
@@ -178,8 +181,10 @@ def _render(document: dict[str, Any]) -> list[str]:
         [[escape(entry["path"]), human(entry["size"])] for entry in document["files"]],
     )
     lines += _section(
-        [Column("tensor", left=True), Column("dtype", left=True), Column("shape", left=True)]
-        + [Column("size"), Column("stored"), Column("blocks"), Column("chain")],
+        [
+            *(Column(heading, left=True) for heading in ("tensor", "dtype", "shape")),
+            *map(Column, ("size", "stored", "blocks", "chain")),
+        ],
         [
             [
                 escape(entry["name"]),

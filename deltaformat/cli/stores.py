@@ -70,7 +70,7 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument("store", metavar="STORE")
     parser.add_argument("new", metavar="NEW", help="the new branch's name")
-    add_step(parser, required=True, help="the step it starts at")
+    add_step(parser, help="the step it starts at")
     add_branch(parser)
 
     parser = commands.add(
@@ -144,7 +144,9 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
         console.say(f"{where}{plain(finding['message'])} [{finding['code']}]")
     if len(findings) > MAX_LISTED * 20:
         console.say(f"... and {len(findings) - MAX_LISTED * 20} more; --json lists all")
-    looked = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+    looked = ", ".join(
+        human(count) if name == "nbytes" else f"{count:,} {name}" for name, count in counts.items()
+    )
     verdict = (
         "no finding" if not findings else "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
     )
@@ -223,8 +225,8 @@ def _gc(options: argparse.Namespace, console: Console) -> int:
     console.say(
         [
             f"kept versions: {kept or 'none'} ({human(report.live_bytes)})",
-            f"{verb} {_objects(len(report.deleted))} ({human(report.deleted_bytes)}): {_kinds(report.deleted)}",
-            f"{_objects(len(report.waiting))} ({human(waiting_bytes)}) "
+            f"{verb} {_objects(report.deleted)} ({human(report.deleted_bytes)}): {_kinds(report.deleted)}",
+            f"{_objects(report.waiting)} ({human(waiting_bytes)}) "
             f"{'would go' if report.dry_run else 'go'} with a run after the grace of {options.grace:g} h",
         ]
     )
@@ -246,8 +248,8 @@ def _gc(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _objects(count: int) -> str:
-    return f"{count:,} object{'' if count == 1 else 's'}"
+def _objects(objects: list[tuple[str, int]]) -> str:
+    return f"{len(objects):,} object{'' if len(objects) == 1 else 's'}"
 
 
 def _kinds(objects: list[tuple[str, int]]) -> str:

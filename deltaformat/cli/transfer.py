@@ -9,7 +9,7 @@ from pathlib import Path
 
 import deltaformat as df
 from deltaformat.checkpoint import open_checkpoint
-from deltaformat.cli.options import Commands, add_allow_external, add_branch, add_step, byte_size
+from deltaformat.cli.options import Commands, add_allow_external, add_branch, add_step, byte_size, natural
 from deltaformat.cli.output import Console, human, plain
 from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
 from deltaformat.stager import Progress
@@ -30,9 +30,9 @@ def register_import(commands: Commands) -> None:
     parser.add_argument(
         "source",
         metavar="FILE_OR_DIR",
-        help="a safetensors file, or a directory with its index and sidecar files",
+        help="a safetensors file (sidecar files stay those of the step before), or a whole directory",
     )
-    add_step(parser, required=True)
+    add_step(parser)
     add_branch(parser)
     parser.add_argument(
         "--external",
@@ -41,6 +41,12 @@ def register_import(commands: Commands) -> None:
     )
     parser.add_argument(
         "--allow-set-change", action="store_true", help="names of tensors may differ from the step before"
+    )
+    parser.add_argument(
+        "--resume-from",
+        type=natural,
+        metavar="N",
+        help="first go back to this step; later ones stay readable by seq",
     )
     parser.add_argument("--init", action="store_true", help="make the store if it is not there")
     add_allow_external(parser)
@@ -55,7 +61,7 @@ def register_export(commands: Commands) -> None:
         example="deltaformat export run/ --step 100 --output step-100/",
     )
     parser.add_argument("store", metavar="STORE")
-    add_step(parser, required=True)
+    add_step(parser)
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="a directory that is not there yet, or is empty"
     )
@@ -73,13 +79,15 @@ def register_export(commands: Commands) -> None:
 def _import(options: argparse.Namespace, console: Console) -> int:
     # The input is checked first: a mistake there leaves no claim, and no empty store, behind.
     checkpoint = open_checkpoint(options.source)
-    for note in checkpoint.notes:
-        console.say(f"note: {plain(note)}")
     if options.init:
         df.create(options.store, exist_ok=True)
     store = df.open(options.store, allow_external=tuple(options.allow_external))
-    files = checkpoint.sidecars()
-    with console.bars() as progress, store.writer(options.branch, progress=progress) as writer:
+    # A file is weights and no more: the sidecar files of the step before stay.
+    files = checkpoint.sidecars() if Path(options.source).is_dir() else None
+    with (
+        console.bars() as progress,
+        store.writer(options.branch, resume_from=options.resume_from, progress=progress) as writer,
+    ):
         if options.external:
             info = writer.commit_external(
                 step=options.step,
@@ -91,10 +99,12 @@ def _import(options: argparse.Namespace, console: Console) -> int:
             info = writer.commit(
                 step=options.step, tensors=checkpoint, files=files, allow_set_change=options.allow_set_change
             )
+    console.say(f"note: {plain(note)}" for note in checkpoint.notes)
     if info.created:
         console.say(
             f"step {info.step} of {info.branch}: {info.tensors:,} tensors, {human(info.nbytes)}; "
-            f"{human(info.bytes_written)} written, {len(files):,} sidecar files, {info.timings['total']:.2f} s"
+            f"{human(info.bytes_written)} written, {len(files or ()):,} sidecar files, "
+            f"{info.timings['total']:.2f} s"
         )
     else:
         console.say(f"step {info.step} of {info.branch} has these weights already (commit {info.seq})")
@@ -112,7 +122,7 @@ def _import(options: argparse.Namespace, console: Console) -> int:
             "blocks": info.blocks,
             "nbytes": info.nbytes,
             "bytes_written": info.bytes_written,
-            "files": sorted(files),
+            "files": sorted(files or ()),
             "notes": list(checkpoint.notes),
             "timings": dict(info.timings),
         }
@@ -123,11 +133,8 @@ def _import(options: argparse.Namespace, console: Console) -> int:
 def _export(options: argparse.Namespace, console: Console) -> int:
     store = df.open(options.store, allow_external=tuple(options.allow_external))
     with store.version(options.step, branch=options.branch) as version, console.bars() as progress:
-        specs = [
-            TensorSpec(name, info.dtype, info.shape)
-            for name in version.keys()
-            for info in [version.info(name)]
-        ]
+        layout = version.map
+        specs = list(map(TensorSpec, layout.names, layout.dtypes, layout.shapes))
         files: dict[str, Callable[[], bytes]] = {
             path: partial(version.read_file, path) for path in version.files()
         }
@@ -139,7 +146,7 @@ def _export(options: argparse.Namespace, console: Console) -> int:
             max_shard_bytes=options.max_shard_size,
             progress=lambda done, total: progress(Progress("export", done, total)),
         )
-        nbytes = int(version.map.tensor_bytes.sum())
+        nbytes = int(layout.tensor_bytes.sum())
     output = Path(options.output)
     console.say(
         [
@@ -166,5 +173,5 @@ def _export(options: argparse.Namespace, console: Console) -> int:
 
 def _read(version: df.Version) -> Iterator[tuple[str, HostTensor]]:
     """One tensor at a time, verified."""
-    for name in version.keys():
+    for name in version.map.names:
         yield name, to_host(name, version.get_bytes(name))

@@ -37,9 +37,9 @@ class _Zstd(threading.local):
     """One compressor and decompressor per thread: making them costs more than a small stream."""
 
     def __init__(self) -> None:
-        # In these skewed alphabets most matches are chance, and cost more than the entropy coded literals that
-        # they replace. The smallest table and long matches find runs and repeated rows, and little else: on
-        # exponents that is three times as fast as plain level 1, and 7 % smaller.
+        # In these skewed alphabets most matches are chance, and cost more than the literals that they replace. The
+        # smallest table and long matches find runs and repeated rows, and little else: on exponents that is three
+        # times as fast as plain level 1, and 7 % smaller.
         level = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
         self.compressor = zstandard.ZstdCompressor(compression_params=level)
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)

@@ -1,0 +1,614 @@
+"""The fold of the log against a second, naive one; ancestors against their definition; objects against sets."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logmaker import TIME, LogMaker, manifest, nonce, pack, root, sha
+
+from deltaformat.errors import (
+    ConflictError,
+    CorruptError,
+    DeltaFormatError,
+    ErrorCode,
+    InconsistentError,
+    MissingError,
+)
+from deltaformat.history import EMPTY, History, State, Void, ancestors_for, draft, transition
+from deltaformat.judge import Knowledge, toward_depth, toward_step, trust
+from deltaformat.keys import claim_of, pack_key
+from deltaformat.liveness import ObjectUse, object_uses
+from deltaformat.records import (
+    Claim,
+    Commit,
+    Drop,
+    Fork,
+    Head,
+    ObjectRef,
+    Record,
+    Retire,
+    Tag,
+    encode_record,
+    record_hash,
+)
+
+# -- ancestors ----------------------------------------------------------------------------------------------
+
+
+def line(length: int, *, stride: int = 1) -> list[Commit]:
+    """A lineage of that many commits; steps are 10, 10 + stride, ..."""
+    maker = LogMaker()
+    maker.claim()
+    return [maker.commit(step=10 + stride * i) for i in range(length)]
+
+
+COMMITS = line(1100, stride=3)
+
+
+@pytest.mark.parametrize("depth", range(201))
+def test_ancestors_by_definition(depth: int) -> None:
+    """DF-LOG-08: the depths are, for some i, the greatest multiple of 2^i below d; each once, nearest first."""
+    multiples = {max(m for m in range(0, depth, 2**i)) for i in range(10)} if depth else set()
+    by_definition = tuple((m, COMMITS[m].seq, COMMITS[m].step) for m in sorted(multiples, reverse=True))
+    assert COMMITS[depth].ancestors == by_definition
+    if depth:
+        assert ancestors_for(COMMITS[depth - 1]) == by_definition
+
+
+def test_ancestors_as_in_the_text() -> None:
+    """Section 12.3's examples."""
+    assert [entry[0] for entry in COMMITS[6].ancestors] == [5, 4, 0]
+    assert [entry[0] for entry in COMMITS[8].ancestors] == [7, 6, 4, 0]
+    assert COMMITS[0].ancestors == ()
+
+
+def hops(start: Commit, toward: Callable[[Commit], Any]) -> tuple[Commit, int]:
+    by_seq = {commit.seq: commit for commit in COMMITS}
+    commit, count = start, 0
+    while (entry := toward(commit)) is not None:
+        commit = by_seq[entry[1]]
+        count += 1
+    return commit, count
+
+
+@pytest.mark.parametrize("depth", [*range(130), 255, 256, 257, 1023, 1024, 1099])
+def test_a_step_is_found_in_few_records(depth: int) -> None:
+    """DF-LOG-08: at most 1 + log2(d) records beside the head's; by step and by depth alike."""
+    start = COMMITS[depth]
+    most = 1 + math.log2(depth) if depth else 0
+    for target in COMMITS[: depth + 1]:
+        found, count = hops(start, lambda at: toward_step(at, target.step) if at.step > target.step else None)  # noqa: B023
+        assert found is target
+        assert count <= most
+        found, count = hops(
+            start, lambda at: toward_depth(at, target.depth) if at.depth > target.depth else None
+        )  # noqa: B023
+        assert found is target
+        assert count <= most
+    for step in (9, 11, start.step - 1, start.step + 1):  # between two, below all, above the head
+        found, _ = hops(start, lambda at: toward_step(at, step) if at.step > step else None)  # noqa: B023
+        assert found.step != step
+
+
+# -- a second fold, from the text of section 12.2 -----------------------------------------------------------
+
+
+@dataclass
+class Naive:
+    """Everything is a plain set or dict; lineages are walked parent by parent."""
+
+    branches: dict[str, list[Any]] = field(default_factory=dict)  # seq, step, epoch, claim
+    commits: dict[int, Commit] = field(default_factory=dict)
+    retired: set[int] = field(default_factory=set)
+    tags: dict[str, int] = field(default_factory=dict)
+    last_tag: int | None = None
+    last_retire: int | None = None
+
+    def lineage(self, seq: int | None) -> list[int]:
+        found = []
+        while seq is not None:
+            found.append(seq)
+            seq = self.commits[seq].parent
+        return found
+
+    def live(self, seq: int) -> bool:
+        return seq in self.commits and seq not in self.retired
+
+    def apply(self, record: Record) -> bool:
+        """Whether it is valid; then it has changed this."""
+        after = {name: list(branch) for name, branch in self.branches.items()}
+        if not self.meets(record, after):
+            return False
+        stated = {name: [h.seq, h.step, h.epoch, h.claim] for name, h in record.heads.items()}
+        if (stated, record.last_tag, record.last_retire) != (after, self.last_tag, self.last_retire):
+            return False
+        self.branches = after
+        if isinstance(record, Commit):
+            self.commits[record.seq] = record
+        if isinstance(record, Retire):
+            self.retired |= set(record.commits)
+            self.last_retire = record.seq
+        if isinstance(record, Tag):
+            self.tags.pop(record.name, None)
+            if record.target is not None:
+                self.tags[record.name] = record.target
+            self.last_tag = record.seq
+        return True
+
+    def meets(self, record: Record, after: dict[str, list[Any]]) -> bool:
+        match record:
+            case Claim(branch=name, resume_from=target):
+                old = after.get(name, [None, None, 0, None])
+                after[name] = [old[0], old[1], old[2] + 1, record.seq]
+                if target is not None:
+                    if not self.live(target) or target not in self.lineage(old[0]):
+                        return False
+                    after[name][:2] = target, self.commits[target].step
+                return record.epoch == old[2] + 1
+            case Commit(branch=name):
+                if name not in after:
+                    return False
+                head, step, _, claim = after[name]
+                line = self.lineage(head)
+                depth = len(line)
+                at = {depth - 1 - i: seq for i, seq in enumerate(line)}
+                depths = (
+                    sorted({max(range(0, depth, 2**i)) for i in range(20)}, reverse=True) if depth else []
+                )
+                after[name][:2] = record.seq, record.step
+                return (
+                    claim == record.claim
+                    and record.parent == head
+                    and (step is None or record.step > step)
+                    and record.depth == depth
+                    and list(record.ancestors) == [(d, at[d], self.commits[at[d]].step) for d in depths]
+                    and all(claim_of(ref.key) == claim for ref in record.manifests + record.objects_added)
+                )
+            case Fork(branch=name, source=source, step=step):
+                fine = name not in after and self.live(source) and self.commits[source].step == step
+                after[name] = [source, step, 0, None]
+                return fine
+            case Tag(name=name, target=target):
+                return name in self.tags if target is None else name not in self.tags and self.live(target)
+            case Drop(branch=name):
+                return after.pop(name, None) is not None
+            case Retire(commits=seqs):
+                kept = {branch[0] for branch in after.values()} | set(self.tags.values())
+                rising = list(seqs) == sorted(set(seqs))
+                return bool(seqs) and rising and all(self.live(seq) and seq not in kept for seq in seqs)
+        raise AssertionError(record)
+
+
+BRANCHES = ["main", "a", "b"]
+TAGS = ["t", "u"]
+
+
+class Steps:
+    """Draws the next record: the valid one of some kind, often with one thing changed."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.maker = LogMaker()
+
+    def pick(self, values: Any) -> Any:
+        return self.data.draw(st.sampled_from(list(values)))
+
+    def seq(self) -> int:
+        """Some number: mostly a commit's."""
+        commits = list(self.maker.history.commits)
+        return self.pick([*commits, *commits, *range(len(self.maker.datas) + 2)])
+
+    def members(self, kind: type[Record]) -> dict[str, Any]:
+        heads = self.maker.state.heads
+        branch = self.pick(BRANCHES)
+        head = heads.get(branch, Head(None, None, 0, None))
+        if kind is Claim:
+            resume = self.pick([None, None, None, self.seq(), head.seq])
+            return {"branch": branch, "epoch": head.epoch + 1, "host": "h", "pid": 1, "resume_from": resume}
+        if kind is Commit:
+            parent = self.maker.history.commit(-1 if head.seq is None else head.seq)
+            claim = head.claim or 0
+            return {
+                "branch": branch, "claim": claim, "step": (head.step or 0) + self.pick([0, 1, 1, 1, 5]),
+                "parent": head.seq, "depth": 0 if parent is None else parent.depth + 1,
+                "ancestors": () if parent is None else ancestors_for(parent),
+                "root": root(1), "manifests": (manifest(claim, len(self.maker.datas)),),
+            }  # fmt: skip
+        if kind is Fork:
+            source = self.seq()
+            commit = self.maker.history.commit(source)
+            return {"branch": branch, "source": source, "step": commit.step if commit else 3}
+        if kind is Tag:
+            return {"name": self.pick(TAGS), "target": self.pick([None, self.seq(), self.seq()])}
+        if kind is Drop:
+            return {"branch": branch}
+        return {"commits": tuple(sorted({self.seq() for _ in range(self.pick([1, 1, 2, 3]))}))}
+
+    def next(self) -> Record:
+        kind = self.pick([Claim, Claim, Commit, Commit, Commit, Commit, Fork, Tag, Drop, Retire])
+        members = self.members(kind)
+        state = self.maker.state
+        try:
+            record = draft(kind, state, self.maker.history, nonce=nonce(state.seq), time=TIME, **members)
+        except DeltaFormatError:
+            # A careless writer: it looks at nothing but the state.
+            try:
+                record = draft(kind, state, nonce=nonce(state.seq), time=TIME, **members)
+            except DeltaFormatError:
+                record = kind(
+                    seq=state.seq + 1, prev=state.hash, nonce=nonce(state.seq), time=TIME, heads=state.heads,
+                    last_tag=state.last_tag, last_retire=state.last_retire, **members,
+                )  # fmt: skip
+        if self.pick([False, False, False, True]):
+            record = self.spoil(record)
+        return record
+
+    def spoil(self, record: Record) -> Record:
+        changes: dict[str, Any] = {
+            "last_tag": self.pick([None, 0, 1, record.last_tag]),
+            "last_retire": self.pick([None, 0, 1, record.last_retire]),
+            "heads": {**record.heads, self.pick(BRANCHES): Head(self.seq(), 3, 1, 0)},
+        }
+        if isinstance(record, Commit):
+            changes |= {
+                "claim": record.claim + 1, "parent": self.seq(), "depth": record.depth + 1, "step": 0,
+                "ancestors": record.ancestors[1:], "manifests": (manifest(record.claim + 1, 1),),
+                "objects_added": (pack(record.claim + 1, 1),),
+            }  # fmt: skip
+        if isinstance(record, Claim):
+            changes |= {"epoch": record.epoch + 1}
+        if isinstance(record, Fork):
+            changes |= {"step": record.step + 1}
+        if isinstance(record, Retire):
+            changes |= {"commits": self.pick([(), record.commits[::-1], record.commits * 2])}
+        name = self.pick(sorted(changes))
+        return replace(record, **{name: changes[name]})
+
+
+@given(st.data())
+def test_valid_and_void_as_in_the_table(data: st.DataObject) -> None:
+    """Section 12.2 and DF-LOG-04: two folds agree on every record, and void ones change nothing."""
+    steps, naive = Steps(data), Naive()
+    history = steps.maker.history
+    for _ in range(data.draw(st.integers(1, 40))):
+        record = steps.next()
+        before = history.copy()
+        steps.maker.add(record)
+        valid = naive.apply(record)
+        assert (record.seq not in history.void) == valid, record
+        assert history.state.seq == record.seq
+        assert history.state.hash == record_hash(encode_record(record))
+        heads = {name: [h.seq, h.step, h.epoch, h.claim] for name, h in history.state.heads.items()}
+        assert heads == naive.branches
+        assert history.tags == naive.tags
+        assert history.commits == naive.commits
+        assert history.live == naive.commits.keys() - naive.retired
+        assert history.retired.keys() == naive.retired
+        assert (history.state.last_tag, history.state.last_retire) == (naive.last_tag, naive.last_retire)
+        if not valid:
+            assert (before.commits, before.live, before.tags) == (history.commits, history.live, history.tags)
+            assert before.state.heads == history.state.heads
+            assert history.void[record.seq].reason
+            assert isinstance(history.void[record.seq].error(where="x"), DeltaFormatError)
+    for seq in history.commits:
+        walked = naive.lineage(seq)
+        assert [commit.seq for commit in history.lineage(seq)] == walked
+        for other in range(-1, record.seq + 2):
+            assert history.in_lineage(other, seq) == (other in walked)
+        by_step = {history.commits[other].step: other for other in walked}
+        for step in range(-1, max(by_step) + 2):
+            found = history.find_step(seq, step)
+            assert (None if found is None else found.seq) == by_step.get(step)
+        assert history.is_tagged(seq) == (seq in naive.tags.values())
+    for claim in range(-1, record.seq + 2):
+        made = claim in history.claims
+        held = any(branch[3] == claim for branch in naive.branches.values())
+        assert history.is_fenced(claim) == (made and not held)
+
+
+@given(st.data())
+def test_a_neighbour_is_enough_where_it_agrees(data: st.DataObject) -> None:
+    """DF-LOG-06: after two valid records, the second judged from the first alone gives the state of the fold."""
+    steps = Steps(data)
+    maker = steps.maker
+    previous: tuple[Record, str] | None = None
+    for _ in range(data.draw(st.integers(1, 40))):
+        record = maker.add(steps.next())
+        digest = record_hash(maker.datas[-1])
+        if record.seq not in maker.history.void:
+            before = EMPTY if record.seq == 0 else trust(*previous) if previous else None
+            if before is not None:
+                for known in (Knowledge(), maker.history.copy()):
+                    if isinstance(known, History) and isinstance(record, Retire | Tag | Claim):
+                        continue  # it knows of this record already
+                    assert transition(before, record, digest, known) == maker.state
+        previous = (record, digest) if record.seq not in maker.history.void else None
+
+
+# -- single rules -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def maker() -> LogMaker:
+    """0 claim, 1-3 commits of steps 10, 20, 30, 4 tag of step 10."""
+    maker = LogMaker()
+    maker.claim()
+    for step in (10, 20, 30):
+        maker.commit(step=step)
+    maker.tag("first", 1)
+    return maker
+
+
+def void(maker: LogMaker, kind: type[Record], **members: Any) -> tuple[ErrorCode, str]:
+    """Why such a record is void; a writer gets the same as an error (DF-LOG-05)."""
+    with pytest.raises((ConflictError, InconsistentError, MissingError)) as caught:
+        maker.draft(kind, **members)
+    state = maker.state
+    record = kind(
+        seq=state.seq + 1, prev=state.hash, nonce=nonce(0), time=TIME, heads=state.heads, last_tag=state.last_tag,
+        last_retire=state.last_retire, **members,
+    )  # fmt: skip
+    result = transition(state, record, sha(0), maker.history)
+    assert isinstance(result, Void)
+    assert (result.code, result.reason) == (caught.value.code, caught.value.message)
+    assert result.state == replace(state, seq=record.seq, hash=sha(0))
+    return result.code, result.reason
+
+
+def commit_members(maker: LogMaker, **changes: Any) -> dict[str, Any]:
+    record = maker.draft_commit()
+    names = ("branch", "claim", "step", "parent", "depth", "ancestors", "root", "manifests", "objects_added")
+    return {name: getattr(record, name) for name in names} | changes
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "code"),
+    [
+        (Claim, {"branch": "main", "epoch": 1, "host": "", "pid": 0}, ErrorCode.BRANCH_HELD),
+        (Claim, {"branch": "new", "epoch": 2, "host": "", "pid": 0}, ErrorCode.BRANCH_HELD),
+        (Claim, {"branch": "new", "epoch": 1, "host": "", "pid": 0, "resume_from": 1}, ErrorCode.NOT_LIVE),
+        (Claim, {"branch": "main", "epoch": 2, "host": "", "pid": 0, "resume_from": 0}, ErrorCode.NOT_LIVE),
+        (Claim, {"branch": "main", "epoch": 2, "host": "", "pid": 0, "resume_from": 9}, ErrorCode.NOT_LIVE),
+        (Fork, {"branch": "main", "source": 1, "step": 10}, ErrorCode.ALREADY_EXISTS),
+        (Fork, {"branch": "new", "source": 4, "step": 10}, ErrorCode.NOT_LIVE),
+        (Fork, {"branch": "new", "source": 1, "step": 11}, ErrorCode.NOT_LIVE),
+        (Tag, {"name": "first", "target": 2}, ErrorCode.ALREADY_EXISTS),
+        (Tag, {"name": "second", "target": None}, ErrorCode.TAG_MISSING),
+        (Tag, {"name": "second", "target": 0}, ErrorCode.NOT_LIVE),
+        (Tag, {"name": "second", "target": 5}, ErrorCode.NOT_LIVE),
+        (Drop, {"branch": "new"}, ErrorCode.BRANCH_MISSING),
+        (Retire, {"commits": ()}, ErrorCode.NOT_LIVE),
+        (Retire, {"commits": (2, 2)}, ErrorCode.NOT_LIVE),
+        (Retire, {"commits": (1,)}, ErrorCode.NOT_LIVE),
+        (Retire, {"commits": (2, 3)}, ErrorCode.NOT_LIVE),
+        (Retire, {"commits": (0, 2)}, ErrorCode.NOT_LIVE),
+    ],
+)
+def test_preconditions(maker: LogMaker, kind: type[Record], members: dict[str, Any], code: ErrorCode) -> None:
+    """Section 12.2: each precondition by itself."""
+    assert void(maker, kind, **members)[0] is code
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"branch": "new"}, ErrorCode.BRANCH_MISSING),
+        ({"claim": 4}, ErrorCode.BRANCH_HELD),
+        ({"parent": 2}, ErrorCode.PARENT_MOVED),
+        ({"parent": None}, ErrorCode.PARENT_MOVED),
+        ({"step": 30}, ErrorCode.STEP_NOT_ABOVE_HEAD),
+        ({"step": 10}, ErrorCode.STEP_NOT_ABOVE_HEAD),
+        ({"depth": 2}, ErrorCode.RECORD_VOID),
+        ({"ancestors": ()}, ErrorCode.RECORD_VOID),
+        ({"ancestors": ((2, 3, 30), (1, 2, 20), (0, 1, 10))}, ErrorCode.RECORD_VOID),
+        ({"manifests": (manifest(4, 0),)}, ErrorCode.RECORD_VOID),
+        ({"objects_added": (pack(0, 0), pack(4, 0))}, ErrorCode.RECORD_VOID),
+    ],
+)
+def test_preconditions_of_commits(maker: LogMaker, changes: dict[str, Any], code: ErrorCode) -> None:
+    """Section 12.2, DF-CMT-04, DF-CMT-05, DF-LOG-08."""
+    assert void(maker, Commit, **commit_members(maker, **changes))[0] is code
+
+
+def test_a_first_commit_has_no_ancestors(maker: LogMaker) -> None:
+    """DF-LOG-08: depth 0 lists none."""
+    claim = maker.claim("new").seq
+    members: dict[str, Any] = {
+        "branch": "new", "claim": claim, "step": 0, "parent": None, "root": root(0), "manifests": (manifest(claim, 0),)
+    }  # fmt: skip
+    for depth, ancestors in ((1, ()), (0, ((0, 1, 10),))):
+        assert void(maker, Commit, depth=depth, ancestors=ancestors, **members)[0] is ErrorCode.RECORD_VOID
+    maker.add(maker.draft(Commit, depth=0, ancestors=(), **members))
+    assert not maker.history.void
+
+
+def test_rewind(maker: LogMaker) -> None:
+    """DF-LOG-07: what a rewind supersedes stays live and is in no head's lineage; it can be rewound to no more."""
+    maker.claim(resume_from=2)
+    assert maker.state.heads["main"] == Head(2, 20, 2, 5)
+    commit = maker.commit(step=25)
+    history = maker.history
+    assert [c.step for c in history.lineage(commit.seq)] == [25, 20, 10]
+    assert history.is_live(3)
+    assert history.find_step(commit.seq, 30) is None
+    assert not history.in_lineage(3, commit.seq)
+    assert not history.in_lineage(0, commit.seq)
+    assert void(maker, Claim, branch="main", epoch=3, host="", pid=0, resume_from=3)[0] is ErrorCode.NOT_LIVE
+    maker.claim(resume_from=commit.seq)
+    maker.claim()
+    assert maker.state.heads["main"] == Head(commit.seq, 25, 4, 8)
+    assert history.is_fenced(0)
+    assert not history.is_fenced(8)
+
+
+def test_retired_commits(maker: LogMaker) -> None:
+    """Section 12.2: not tagged, forked or rewound to; still in the lineage."""
+    maker.retire(2)
+    assert maker.history.retired == {2: 5}
+    for kind, members in (
+        (Tag, {"name": "x", "target": 2}),
+        (Fork, {"branch": "x", "source": 2, "step": 20}),
+        (Retire, {"commits": (2,)}),
+        (Claim, {"branch": "main", "epoch": 2, "host": "", "pid": 0, "resume_from": 2}),
+    ):
+        assert void(maker, kind, **members)[0] is ErrorCode.NOT_LIVE
+    found = maker.history.find_step(3, 20)
+    assert found is not None
+    assert found.seq == 2
+    maker.tag("first", None)
+    maker.retire(1)
+    assert maker.history.live == {3}
+    assert maker.state.last_retire == 7
+    assert maker.state.last_tag == 6
+
+
+def test_a_dropped_branch_may_begin_anew(maker: LogMaker) -> None:
+    """Section 12.2: its commits stay live; a claim of that name begins at epoch 1 without a head."""
+    maker.drop("main")
+    assert maker.state.heads == {}
+    assert maker.history.live == {1, 2, 3}
+    assert maker.history.is_fenced(0)
+    claim = maker.claim()
+    assert maker.state.heads["main"] == Head(None, None, 1, claim.seq)
+    assert maker.history.is_fenced(0)
+    maker.fork("old", 3)
+    assert maker.state.heads["old"] == Head(3, 30, 0, None)
+    assert void(maker, Commit, **commit_members(maker, branch="old"))[0] is ErrorCode.BRANCH_HELD
+
+
+def test_records_must_be_linked(maker: LogMaker) -> None:
+    """DF-LOG-02: a `prev` that is not the hash of the record before is corruption, no void record."""
+    record = replace(maker.draft_commit(), prev=sha("other"))
+    with pytest.raises(CorruptError) as caught:
+        maker.history.apply(record, sha(0))
+    assert caught.value.code is ErrorCode.CHAIN_BROKEN
+    with pytest.raises(InconsistentError) as misplaced:
+        maker.history.apply(replace(maker.draft_commit(), seq=9), sha(0))
+    assert misplaced.value.code is ErrorCode.RECORD_MISPLACED
+
+
+def test_unknown_members_of_heads_do_not_matter(maker: LogMaker) -> None:
+    """DF-JSN-02: a head with an unknown member is the same head."""
+    record = maker.draft_commit()
+    heads = {name: replace(head, extra={"colour": "red"}) for name, head in record.heads.items()}
+    maker.add(replace(record, heads=heads))
+    assert not maker.history.void
+
+
+def test_what_a_neighbour_cannot_tell() -> None:
+    """DF-LOG-06: without knowledge a rewind's step is taken from the record, if it has one."""
+    state = State(seq=5, hash=sha(5), heads={"main": Head(4, 40, 1, 0)})
+    members: dict[str, Any] = {"branch": "main", "epoch": 2, "host": "", "pid": 0, "resume_from": 3}
+    record = draft(Claim, state, nonce=nonce(0), time=TIME, **members)
+    assert record.heads["main"] == Head(3, None, 2, 6)  # to be filled in by who knows
+    stated = replace(record, heads={"main": Head(3, 30, 2, 6)})
+    assert transition(state, stated, sha(6)) == trust(stated, sha(6))
+    assert isinstance(transition(state, replace(stated, heads={"main": Head(2, 30, 2, 6)}), sha(6)), Void)
+    nothing = Knowledge()
+    assert nothing.commit(0) is nothing.is_live(0) is nothing.in_lineage(0, 0) is None
+    assert nothing.has_tag("a") is nothing.is_tagged(0) is None
+
+
+def test_trust_takes_in_tags_and_retirements(maker: LogMaker) -> None:
+    """DF-LOG-06: the state after a trusted record counts that record."""
+    record = maker.draft(Tag, name="x", target=2)
+    assert trust(record, sha(0)).last_tag == 5
+    retire = maker.draft(Retire, commits=(2,))
+    assert trust(retire, sha(0)).last_retire == 5
+    assert trust(retire, sha(0)).last_tag == 4
+
+
+# -- objects ------------------------------------------------------------------------------------------------
+
+
+def uses_by_sets(history: History) -> dict[str, ObjectUse]:
+    """The fold, commit by commit, with a set for each."""
+    held: dict[int, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for seq, commit in sorted(history.commits.items()):
+        objects = set() if commit.parent is None else set(held[commit.parent])
+        objects -= {ref.key for ref in commit.objects_dropped}
+        objects |= {ref.key for ref in commit.objects_added}
+        held[seq] = objects
+        sizes |= {r.key: r.size for r in (*commit.objects_dropped, *commit.objects_added, *commit.manifests)}
+    for seq, commit in history.commits.items():
+        held[seq] = {*(key for key in held[seq] if "packs" in key), *(ref.key for ref in commit.manifests)}
+    uses = {}
+    for key in sizes:
+        users = [seq for seq, objects in held.items() if key in objects]
+        live = any(seq in history.live for seq in users)
+        retired = [history.retired[seq] for seq in users if seq in history.retired]
+        uses[key] = ObjectUse(sizes[key], live, None if live or not retired else max(retired))
+    return uses
+
+
+@given(st.data())
+def test_objects_by_sets(data: st.DataObject) -> None:
+    """Section 12.6: an object is live while a live commit uses it, across forks, rewinds, drops and retirements."""
+    maker = LogMaker()
+    claims = {"main": maker.claim().seq}
+    keys: list[ObjectRef] = []
+    for i in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["commit"] * 5 + ["fork", "rewind", "retire", "drop", "claim"]))
+        branch = data.draw(st.sampled_from(sorted(claims)))
+        commits = sorted(maker.history.live)
+        heads = {head.seq for head in maker.state.heads.values()}
+        free = [seq for seq in commits if seq not in heads]
+        if action == "commit":
+            new = [pack(claims[branch], (i, j)) for j in range(data.draw(st.integers(0, 2)))]
+            keys += new
+            known = st.lists(st.sampled_from(keys), max_size=3) if keys else st.just([])
+            again = [ref for ref in data.draw(known) if f"/{claims[branch]:020}/" in ref.key]
+            maker.commit(branch, objects_added=(*new, *again), objects_dropped=tuple(data.draw(known)))
+        elif action == "fork" and commits:
+            name = f"b{i}"
+            maker.fork(name, data.draw(st.sampled_from(commits)))
+            claims[name] = maker.claim(name).seq
+        elif action == "rewind" and maker.state.heads[branch].seq is not None:
+            lineage = [c.seq for c in maker.history.lineage(maker.state.heads[branch].seq)]  # type: ignore[arg-type]
+            alive = [seq for seq in lineage if seq in maker.history.live]
+            claims[branch] = maker.claim(branch, resume_from=data.draw(st.sampled_from(alive))).seq
+        elif action == "retire" and free:
+            maker.retire(*sorted(data.draw(st.sets(st.sampled_from(free), min_size=1))))
+        elif action == "drop" and len(claims) > 1:
+            maker.drop(branch)
+            del claims[branch]
+        elif action == "claim":
+            claims[branch] = maker.claim(branch).seq
+    assert not maker.history.void
+    assert object_uses(maker.history) == uses_by_sets(maker.history)
+
+
+def test_objects_of_a_long_log() -> None:
+    """Section 12.6: the fold takes no time that grows with commits times objects, nor does it recurse."""
+    maker = LogMaker()
+    maker.claim()
+    base = tuple(pack(0, ("base", i)) for i in range(50))
+    previous: tuple[ObjectRef, ...] = ()
+    commits = []
+    for i in range(3000):
+        mine = (pack(0, i),)
+        commits.append(
+            maker.commit(objects_added=base + mine if i == 0 else mine, objects_dropped=previous).seq
+        )
+        previous = mine
+    maker.retire(*commits[:-2])
+    uses = object_uses(maker.history)
+    assert all(uses[ref.key].live for ref in base)
+    live = [i for i in range(3000) if uses[pack(0, i).key].live]
+    assert live == [2998, 2999]
+    assert uses[pack(0, 0).key] == ObjectUse(1000, False, 3001)
+    assert object_uses(History()) == {}
+
+
+def test_an_object_that_is_only_dropped() -> None:
+    """Section 12.6: it is named, used by nobody, and retired by nobody."""
+    maker = LogMaker()
+    maker.claim()
+    ref = ObjectRef(pack_key(0, sha("x")), 5)
+    maker.commit(objects_dropped=(ref,))
+    assert object_uses(maker.history)[ref.key] == ObjectUse(5, False, None)

@@ -19,9 +19,9 @@ __all__ = [
     "block_count",
     "block_lengths",
     "block_range",
+    "byte_view",
     "check_block_bytes",
     "name_bytes",
-    "view",
 ]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -31,7 +31,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | Bytes
 """Bytes that are only read."""
 
 
-def view(data: Buffer) -> memoryview:
+def byte_view(data: Buffer) -> memoryview:
     """The bytes of any contiguous buffer, flat and without a copy."""
     return memoryview(data).cast("B")  # type: ignore[arg-type]  # arrays are buffers, before Python 3.12 unnamed
 

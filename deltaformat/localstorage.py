@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from deltaformat.blocks import view
+from deltaformat.blocks import byte_view
 from deltaformat.errors import DeltaFormatError, ErrorCode, MissingError, StoreError
 from deltaformat.keys import parse_key
 from deltaformat.storage import (
@@ -110,9 +110,7 @@ class LocalStorage:
                 check_range(key, start, length)
                 # DF-LIM-02: before it takes memory.
                 check_length(key, start, length, min(length, max(0, size - start)))
-                data = np.empty(
-                    length, np.uint8
-                )  # large ones get huge pages, unlike bytes: 3 times the speed
+                data = np.empty(length, np.uint8)  # large ones get huge pages, unlike bytes: 3 times as fast
                 check_length(key, start, length, _read_into(file, data, start))
                 found.append(data)
         return found
@@ -240,7 +238,7 @@ class LocalStorage:
                 self._make_durable(os.path.dirname(path))
                 with open(temporary, "xb") as file:
                     for chunk in chunks_of(data):
-                        file.write(view(chunk))
+                        file.write(byte_view(chunk))
                     file.flush()
                     _sync(file.fileno())
             except OSError as error:
@@ -290,7 +288,8 @@ def _read(file: BinaryIO, length: int) -> bytes:
 def _read_into(file: BinaryIO, data: npt.NDArray[np.uint8], start: int) -> int:
     """Fill `data` from position `start` on; returns how far the file went."""
     filled = 0
-    while filled < data.size and (count := os.preadv(file.fileno(), [data[filled:].data], start + filled)):
+    file.seek(start)
+    while filled < data.size and (count := file.readinto(data[filled:].data)):
         filled += count
     return filled
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from deltaformat.blocks import MAX_NAME_BYTES, view
+from deltaformat.blocks import MAX_NAME_BYTES, Buffer, byte_view
 from deltaformat.dtypes import get_dtype, tensor_nbytes
 from deltaformat.errors import ErrorCode, LimitError, MalformedError
 
@@ -23,7 +23,6 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_OBJECT_BYTES",
     "PAYLOAD",
-    "Buffer",
     "ExternalRef",
     "FileRef",
     "Pack",
@@ -37,7 +36,6 @@ __all__ = [
     "safetensors_header",
 ]
 
-Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 PAYLOAD = "deltaformat.payload"
 METADATA = "__metadata__"
@@ -128,7 +126,7 @@ class PackBuilder:
 
     def add(self, payload: Buffer) -> int:
         """Add one piece's payload and return its slot."""
-        view = view(payload)
+        view = byte_view(payload)
         if not view.nbytes:
             raise MalformedError(ErrorCode.INPUT_INVALID, "a piece has at least one byte (DF-PCK-04)")
         return self._add_payload(view)
@@ -147,7 +145,7 @@ class PackBuilder:
         Raises:
             MalformedError: `data` does not have the bytes that dtype and shape say, or none.
         """
-        view = view(data)
+        view = byte_view(data)
         known = get_dtype(dtype, where=name)
         if not view.nbytes or view.nbytes != tensor_nbytes(known, shape, where=name):
             raise MalformedError(
@@ -246,7 +244,7 @@ def safetensors_data_start(prefix: Buffer, size: int, *, where: str = "") -> int
         MalformedError: The file is too short for what it declares (pack-invalid).
         LimitError: The header is longer than safetensors libraries accept.
     """
-    view = view(prefix)
+    view = byte_view(prefix)
     if size < 8 or view.nbytes < 8:
         _invalid("it is too short to be a safetensors file", where)
     length = int.from_bytes(view[:8], "little")
@@ -275,7 +273,7 @@ def parse_safetensors(head: Buffer, size: int, *, where: str = "") -> Safetensor
         UnsupportedError: A tensor has a dtype outside SPEC 8.1.
     """
     data_start = safetensors_data_start(head, size, where=where)
-    view = view(head)
+    view = byte_view(head)
     if view.nbytes < data_start:
         _invalid(f"only {view.nbytes} of {data_start} header bytes are there", where)
     header = _load(bytes(view[8:data_start]), where)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deltaformat.blocks import Buffer, view
+from deltaformat.blocks import Buffer, byte_view
 from deltaformat.keys import pack_key
 from deltaformat.packs import Pack, PackBuilder, PackRef
 from deltaformat.storage import Storage
@@ -57,12 +57,12 @@ class PackSink:
 
     def add(self, payload: Buffer, *, kind: str = "step") -> Place:
         """Add one payload."""
-        pack, builder = self._builder(kind, view(payload).nbytes)
+        pack, builder = self._builder(kind, byte_view(payload).nbytes)
         return Place(pack, builder.add(payload))
 
     def add_tensor(self, name: str, dtype: str, shape: Sequence[int], data: Buffer) -> Place:
         """Add a whole raw tensor (DF-PCK-02)."""
-        pack, builder = self._builder("step", view(data).nbytes)
+        pack, builder = self._builder("step", byte_view(data).nbytes)
         return Place(pack, builder.add_tensor(name, dtype, shape, data))
 
     def fits_whole(self, nbytes: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from deltaformat.blocks import Buffer, view
+from deltaformat.blocks import Buffer, byte_view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -74,7 +74,7 @@ class Sources:
         digest = hashlib.sha256()
         for start in range(0, ref.size, READ_BYTES):
             (data,) = self.ranges(ref, [(start, min(READ_BYTES, ref.size - start))])
-            digest.update(view(data))
+            digest.update(byte_view(data))
         if digest.hexdigest() != expected:
             raise CorruptError(ErrorCode.HASH_MISMATCH, "its bytes do not have their SHA-256", where=where)
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.baseline import Baseline, Held
-from deltaformat.blocks import Buffer, Bytes, block_lengths, block_range, view
+from deltaformat.blocks import Buffer, Bytes, block_lengths, block_range, byte_view
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
@@ -418,4 +418,4 @@ def _refuse(what: str, expected: str, found: object) -> NoReturn:
 
 
 def _size(payload: Buffer) -> int:
-    return view(payload).nbytes
+    return byte_view(payload).nbytes

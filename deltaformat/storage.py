@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
-from deltaformat.blocks import Buffer, view
+from deltaformat.blocks import Buffer, byte_view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -248,7 +248,7 @@ class ObstoreStorage:
         from obstore.exceptions import AlreadyExistsError
 
         parse_key(key)
-        chunks = [view(chunk) for chunk in chunks_of(data)]
+        chunks = [byte_view(chunk) for chunk in chunks_of(data)]
         # One request where it can be: an upload in parts that is cut off leaves parts behind that cost money.
         parts = not create and sum(chunk.nbytes for chunk in chunks) > _SINGLE_PUT_BYTES
         try:
@@ -260,11 +260,9 @@ class ObstoreStorage:
                 use_multipart=parts,
                 chunk_size=16 << 20,
             )
-        except AlreadyExistsError:
-            if create:
-                return False
-            raise
         except Exception as error:
+            if create and isinstance(error, AlreadyExistsError):
+                return False
             raise _obstore_error(error, key) from None
         return True
 

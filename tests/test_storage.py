@@ -577,6 +577,7 @@ def test_directories_where_objects_should_be(local: LocalStorage, tmp_path: Path
 def test_an_object_that_shrinks_while_read(local: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     local.put(KEY, b"0123456789")
     monkeypatch.setattr("deltaformat.localstorage._read", lambda file, length: file.read(length - 1))
+    monkeypatch.setattr("deltaformat.localstorage._read_into", lambda file, data, start: data.size - 1)
     for call in (lambda: local.get(KEY), lambda: local.get_ranges(KEY, [(0, 5)])):
         assert code_of(call, CorruptError) is ErrorCode.SIZE_MISMATCH
 
@@ -591,12 +592,23 @@ class Dribble:
         found, self.data = self.data[: min(length, 3)], self.data[min(length, 3) :]
         return found
 
+    def seek(self, start: int) -> None:
+        self.data = self.data[start:]
+
+    def readinto(self, buffer: memoryview) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
 
 @pytest.mark.parametrize(("length", "found"), [(2, b"01"), (7, b"0123456"), (10, b"0123456789"), (12, b"0123456789")])
 def test_short_reads(length: int, found: bytes) -> None:
-    from deltaformat.localstorage import _read
+    from deltaformat.localstorage import _read, _read_into
 
     assert _read(Dribble(b"0123456789"), length) == found  # type: ignore[arg-type]
+    data = np.zeros(length, np.uint8)
+    assert _read_into(Dribble(b"__0123456789"), data, 2) == len(found)  # type: ignore[arg-type]
+    assert data.tobytes()[: len(found)] == found
 
 
 def test_leftovers(local: LocalStorage, tmp_path: Path) -> None:

@@ -99,6 +99,17 @@ def test_unused_packs_are_dropped():
     assert sorted(set(used), key=used.index) == [0, 1, 2]
 
 
+def test_packs_of_the_same_bytes_become_one():
+    """DF-KEY-02: they have the same key, and an object has one entry in the table."""
+    version = small_map()
+    doubled = replace(
+        version, packs=(*version.packs, version.packs[0]), pack=np.where(version.pack == 0, 3, version.pack)
+    )
+    half = doubled.pack.copy()
+    half[::2] = version.pack[::2]
+    same_map(version, replace(doubled, pack=half).compact())
+
+
 def test_rows_of_the_parent_are_taken_over():
     """Unchanged tensors cost no work per tensor or block; their `fresh` becomes 0."""
     parent = small_map()
@@ -234,12 +245,12 @@ def test_hostile_gaps_are_found(pieces):
             offsets = None
             break
     arrays = [np.array([p[i] for p in pieces], np.int64) for i in range(3)]
-    call = lambda: offsets_of(arrays[0].astype(np.uint32), arrays[1], arrays[2], np.array(sizes, np.int64))  # noqa: E731
+    arguments = arrays[0].astype(np.uint32), arrays[1], arrays[2], np.array(sizes, np.int64)
     if offsets is None:
         with pytest.raises(MalformedError):
-            call()
+            offsets_of(*arguments)
     else:
-        assert call().tolist() == offsets
+        assert offsets_of(*arguments).tolist() == offsets
 
 
 def test_more_packs_than_16_bits_count():
@@ -304,7 +315,7 @@ def test_a_map_that_breaks_a_rule_is_refused(case):
 
 def test_an_error_names_tensor_and_block():
     """The first thing a user sees tells where to look."""
-    with pytest.raises(MalformedError, match="block 2 of tensor 'w': .*DF-MAN-07"):
+    with pytest.raises(MalformedError, match=r"block 2 of tensor 'w': .*DF-MAN-07"):
         check(changed(small_map(), "fresh", 5, 100))
 
 
@@ -351,9 +362,17 @@ def test_a_builder_takes_any_integers():
     """Offsets and codes come from lists, sums and sorts."""
     builder = VersionMapBuilder(digest_bytes=D, packs=[PackRef(pack_key(), 300)])
     builder.add_tensor(
-        "x", "U8", [300], digests=np.zeros((2, D), np.uint8), fresh=np.full(2, 255, np.uint8), depth=np.ones(2, np.uint8),
-        pack=np.zeros(2, np.uint32), offset=np.array([0, 256]), length=np.array([256, 44], np.uint16), encoding=np.zeros(2, np.int64),
-    )  # fmt: skip
+        "x",
+        "U8",
+        [300],
+        digests=np.zeros((2, D), np.uint8),
+        fresh=np.full(2, 255, np.uint8),
+        depth=np.ones(2, np.uint8),
+        pack=np.zeros(2, np.uint32),
+        offset=np.array([0, 256]),
+        length=np.array([256, 44], np.uint16),
+        encoding=np.zeros(2, np.int64),
+    )
     version = builder.finish()
     check(version, has_parent=False)
     assert version.shapes == ((300,),)

@@ -2,11 +2,11 @@
 
 An Arrow reader trusts lengths that a hostile file states. It decompresses a buffer of a few bytes to the size
 that the buffer itself declares; and since flatbuffers are graphs, a schema of a few kilobytes can name one
-field, or one long string, a million times. So this module walks the few tables that say
-so first: the footer with its schema, and the message of the one record batch. It reads nothing else, follows
-every offset inside the bounds of its table, and counts what it visits. Compression is refused for both ways
-in which files have announced it: the message's own member, and (before version 5 of the metadata, which is
-refused as a whole) an entry of its custom metadata.
+field, or one long string, a million times. So this module walks the few tables that say so first: the footer
+with its schema, and the message of the one record batch. It reads nothing else, follows every offset inside
+the bounds of its table, and counts what it visits. Compression is refused for both ways in which files have
+announced it: the message's own member, and (before version 5 of the metadata, which is refused as a whole) an
+entry of its custom metadata.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import BinaryIO
+from io import FileIO
 
 import numpy as np
 import numpy.typing as npt
@@ -222,7 +222,7 @@ class LocalStorage:
         return os.path.join(self._root, *key.split("/"))
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[BinaryIO]:
+    def _reading(self, key: str) -> Iterator[FileIO]:
         try:
             with open(self._path(key), "rb", buffering=0) as file:
                 yield file
@@ -274,7 +274,7 @@ class LocalStorage:
             raise StoreError(ErrorCode.STORE_FAILED, f"the directory {self._root} is gone", where=where)
 
 
-def _read(file: BinaryIO, length: int) -> bytes:
+def _read(file: FileIO, length: int) -> bytes:
     """Up to `length` bytes; one read gives at most 2 GiB."""
     data = file.read(length)
     if len(data) == length:
@@ -285,7 +285,7 @@ def _read(file: BinaryIO, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _read_into(file: BinaryIO, data: npt.NDArray[np.uint8], start: int) -> int:
+def _read_into(file: FileIO, data: npt.NDArray[np.uint8], start: int) -> int:
     """Fill `data` from position `start` on; returns how far the file went."""
     filled = 0
     file.seek(start)

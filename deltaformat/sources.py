@@ -50,7 +50,7 @@ class Sources:
         if isinstance(ref, PackRef):
             return self._storage.get_ranges(ref.key, ranges)
         try:
-            check_external_url(ref.url, self._allowed)
+            self.check_allowed(ref)
             return _read_external(ref, ranges)
         except DeltaFormatError as error:
             # DF-EXT-03: one upload mends a base that is gone; without it the first error is what the user must know.
@@ -58,6 +58,15 @@ class Sources:
                 return self._storage.get_ranges(external_key(ref.sha256), ranges)
             except MissingError:
                 raise error from None
+
+    def check_allowed(self, ref: PackEntry) -> None:
+        """Refuse an external object that `ranges` would not read from its URL.
+
+        Raises:
+            UnsafeError: external-refused (DF-EXT-01).
+        """
+        if isinstance(ref, ExternalRef):
+            check_external_url(ref.url, self._allowed, where=ref.url)
 
     def check_whole(self, ref: PackEntry) -> None:
         """Read a whole pack and check its size and SHA-256 (DF-KEY-02).

@@ -336,9 +336,8 @@ class Stage:
         block = tensor.parent_start + index
         depth, limit = int(self._parent.depth[block]), self._policy.max_chain
         spread = max(1, limit // 2)
-        if depth < 2:
-            return False  # a keyframe alone has no prefix to replace
-        return depth >= limit or (depth >= limit - spread and (block + self._depth) % spread == 0)
+        turn = (block + self._depth) % spread == 0
+        return depth >= limit or (turn and depth >= max(3, limit - spread))  # to squash one delta gains nothing
 
     def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
         assert self._parent is not None

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from deltaformat.adopt import adopt
 from deltaformat.baseline import Baseline
+from deltaformat.checkpoint import Checkpoint
 from deltaformat.context import Context, load_map
 from deltaformat.errors import ConflictError, ErrorCode, MalformedError
 from deltaformat.manifest import encode_part
@@ -100,7 +102,35 @@ class Stager:
         """
         check_step(step)
         self._follow()
-        staged = self._stage(host_tensors(tensors), total=total_bytes(tensors))
+        return self._part(step, self._stage(host_tensors(tensors), total=total_bytes(tensors)))
+
+    def stage_external(self, *, step: int, checkpoint: Checkpoint, base_url: str | None = None) -> Part:
+        """Refer to a checkpoint's files instead of copying them (SPEC 10.2); for `Writer.commit(parts=[...])`.
+
+        Args:
+            step: The step the part is for.
+            checkpoint: From `deltaformat.checkpoint.open_checkpoint`; its files must never change.
+            base_url: Where readers find its directory, such as `hf://namespace/repository@<40 hex digits>`. None: where it is, as
+                `file:` URLs.
+
+        Raises:
+            UnsafeError: this store was not opened to read such URLs (`allow_external`), so nobody could read the version here.
+            ConflictError: another writer has claimed the branch.
+        """
+        check_step(step)
+        self._follow()
+        started = time.perf_counter()
+        version = adopt(
+            checkpoint,
+            base_url=base_url,
+            algorithm=self._context.algorithm,
+            block_bytes=self._context.descriptor.block_bytes,
+        )
+        for ref in version.packs:
+            self._context.sources.check_allowed(ref)
+        return self._part(step, Staged(version, StageCounts(), 0, 0, time.perf_counter() - started))
+
+    def _part(self, step: int, staged: Staged) -> Part:
         parent = self._parent.seq if self._parent is not None else None
         manifest, content_size = encode_part(
             staged.version,

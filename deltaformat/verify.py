@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.context import Context, load_map
-from deltaformat.errors import DeltaFormatError, StoreError
+from deltaformat.errors import DeltaFormatError, MissingError, StoreError
 from deltaformat.history import History
 from deltaformat.keys import check_object, record_key
 from deltaformat.packs import FileRef, PackEntry, PackRef
@@ -99,7 +99,24 @@ class _Check:
             self.report.findings.append(
                 Finding(record_key(seq), "record-void", f"this record is void and ignored: {void.reason}")
             )
+        self._check_end(history.state.seq + 1)
         return history
+
+    def _check_end(self, end: int) -> None:
+        """Look for records beyond a gap at number `end`: a reader cannot find them, and takes the gap for the end of the log."""
+        storage = self._context.storage
+        try:
+            if not any(info.key > record_key(end) for info in storage.list("log/")):
+                return
+        except StoreError:
+            return  # whoever reads need not be allowed to list (DF-STO-03)
+        try:
+            storage.get(record_key(end))  # it may have been written since the log was read
+        except MissingError as error:
+            self._found(
+                "log",
+                MissingError(error.code, "is not in the store, but later records are", where=error.where),
+            )
 
     def version(self, commit: Commit) -> None:
         """Check one version."""

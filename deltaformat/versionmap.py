@@ -175,7 +175,7 @@ class VersionMap:
         )
 
     def compact(self) -> VersionMap:
-        """The same map with a pack table of just the packs that pieces name, each once, in order of first use."""
+        """The same map with just the packs that pieces name, each once, in order of first use."""
         seen: dict[PackEntry, int] = {}  # packs with the same bytes have the same key
         same = np.array([seen.setdefault(entry, at) for at, entry in enumerate(self.packs)], np.int32)
         used, first, inverse = np.unique(same[self.pack], return_index=True, return_inverse=True)

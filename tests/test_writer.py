@@ -351,7 +351,7 @@ def test_metadata():
             deep = {"deep": deep}
         for wrong in (
             {"nan": float("nan")},
-            {"big": 2**53},
+            {"big": 10**400},
             {"text": "\ud800"},
             {"bytes": b""},
             {"much": "x" * (1 << 20)},
@@ -701,8 +701,9 @@ def test_leaving_the_block_tells_what_failed():
 PHASES = ["get_ranges packs/", "put packs/", "put files/", "put manifests/", "create log/", "get log/"]
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("phase", "late"), [*((phase, False) for phase in PHASES), *((phase, True) for phase in PHASES[:-1])]
+)
 def test_a_failed_commit_moves_nothing(phase, late):
     """DF-WR-01: whatever fails, the next commit is encoded against the head as it is, bit for bit."""
     operation, prefix = phase.split()
@@ -772,6 +773,7 @@ def test_every_operation_fails_once():
         else:
             pytest.fail("no commit passed")
         assert nth > 4
+    faulty.fault = lambda operation, key: None
     for step, tensors in expected.items():
         reads(store.version(step=step), tensors)
     assert store.verify(all=True).findings == []
@@ -838,7 +840,8 @@ def test_an_unknown_outcome_ends_the_writer(arrived):
 def test_chains_are_bounded(max_chain, strata):
     """DF-WR-02, DF-MAN-08: prefixes are replaced, `fresh` stays 1, and followers fetch no re-base bytes."""
     watched = Recorder(memory())
-    store, states = make(watched), [state(27, 2)]
+    rng = np.random.default_rng(27)
+    store, states = make(watched), [{f"w{i}": bf16(rng, 8 + i, 10) for i in range(5)}]
     infos = []
     steps = min(3 * max_chain, 72)
     with store.writer(policy=Policy(max_chain=max_chain, strata=strata)) as writer:

@@ -40,6 +40,11 @@ def register_import(commands: Commands) -> None:
         help="leave the bytes where they are: the store refers to the files, which must never change",
     )
     parser.add_argument(
+        "--external-url",
+        metavar="URL",
+        help="with --external: where readers find the directory (hf://NAMESPACE/NAME@REVISION)",
+    )
+    parser.add_argument(
         "--allow-set-change", action="store_true", help="names of tensors may differ from the step before"
     )
     parser.add_argument(
@@ -89,11 +94,11 @@ def _import(options: argparse.Namespace, console: Console) -> int:
         store.writer(options.branch, resume_from=options.resume_from, progress=progress) as writer,
     ):
         if options.external:
-            info = writer.commit_external(
-                step=options.step,
-                checkpoint=checkpoint,
-                files=files,
-                allow_set_change=options.allow_set_change,
+            part = writer.stage_external(
+                step=options.step, checkpoint=checkpoint, base_url=options.external_url
+            )
+            info = writer.commit(
+                step=options.step, parts=[part], files=files, allow_set_change=options.allow_set_change
             )
         else:
             info = writer.commit(

@@ -35,8 +35,8 @@ FORMAT = "deltaformat-manifest/1"
 MAX_CONTENT_BYTES = 1 << 30
 """Decompressed bytes of a part above which it is refused (DF-LIM-01)."""
 
-# The pack table stands at both ends of an Arrow file: a window that spans it finds the second copy. With it level
-# 5 is 5 % smaller than level 3 and as fast; higher levels gain nothing.
+# The pack table stands at both ends of an Arrow file: a window that spans it finds the second copy. With it,
+# level 5 is 5 % smaller than level 3 and as fast; higher levels gain nothing.
 _ZSTD = zstandard.ZstdCompressionParameters.from_level(5, window_log=26)
 _PER_BLOCK = ("digest", "fresh", "depth")
 _PER_PIECE = ("pack", "gap", "length", "encoding")

@@ -190,6 +190,43 @@ def test_import_refuses_what_a_commit_refuses(run: Run, store: Path, tmp_path: P
     assert [record.step for record in df.open(store).log("main", 1)] == [2]
 
 
+def test_import_can_leave_the_bytes_where_they_are(run: Run, tmp_path: Path) -> None:
+    base, url = tmp_path / "base", (tmp_path / "base").as_uri()
+    base.mkdir()
+    tensors = {"a": np.arange(5000, dtype=np.float32), "b": np.ones((3, 3), np.int16)}
+    save_file(tensors, base / "model.safetensors")
+    (base / "config.json").write_text("{}")
+    arguments = ["import", tmp_path / "store", base, "--step", 0, "--init", "--external"]
+    refused = run(*arguments)
+    assert (refused.code, "external-refused" in refused.err) == (1, True)
+    done = run(*arguments, "--allow-external", url, "--json")
+    assert done.code == 0, done.err
+    assert done.json["bytes_written"] < 4000
+
+    for command in (["diff", 0, 0], ["verify"], ["export", "--step", 0, "--output", tmp_path / "no"]):
+        closed = run(command[0], tmp_path / "store", *command[1:])
+        assert (closed.code, "external-refused" in closed.out + closed.err) == (
+            command[0] != "diff",
+            command[0] != "diff",
+        )
+    (pack,) = run("show", tmp_path / "store", "--json").json["packs"]
+    assert pack["url"] == f"{url}/model.safetensors"
+    assert f"{url}/model.safetensors" in run("show", tmp_path / "store").out
+    opened = ("--allow-external", url)
+    assert run("verify", tmp_path / "store", *opened).code == 0
+    assert run("export", tmp_path / "store", "--step", 0, "--output", tmp_path / "out", *opened).code == 0
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(np.array_equal(exported[name], tensor) for name, tensor in tensors.items())
+
+    hub = "hf://someone/model@" + "0" * 40
+    named = run(
+        "import", tmp_path / "other", base, "--step", 0, "--init", "--external", "--external-url", hub
+    )
+    assert named.code == 0, named.err
+    assert run("show", tmp_path / "other", "--json").json["packs"][0]["url"] == f"{hub}/model.safetensors"
+    assert run("import", tmp_path / "other", base, "--step", 1, "--external-url", hub).code == 2
+
+
 def test_log_lists_newest_first(run: Run, store: Path) -> None:
     run("fork", store, "side", "--step", 1)
     run("tag", store, "best", "--step", 2)

@@ -280,7 +280,8 @@ def test_reopening_reads_back_only_what_it_needs():
         second["w2"] = trained({"w2": first["w2"]}, changes=1)["w2"]
     with df.open(watched).writer() as writer:
         info = writer.commit(step=2, tensors=second)
-        assert (info.changed_blocks, info.read_bytes) == (1, BLOCK)
+        (changed,) = np.flatnonzero(store.version().map.fresh) % 4
+        assert (info.changed_blocks, info.read_bytes) == (1, min(BLOCK, 960 - BLOCK * changed))
         watched.clear()
         third = trained(second)
         info = writer.commit(step=3, tensors=third)  # now everything is held
@@ -720,7 +721,8 @@ def test_a_failed_commit_moves_nothing(phase, late):
             return not_stored(key)
         return None
 
-    with store.writer(policy=Policy(max_chain=4)) as writer:  # so that a commit reads too
+    max_chain = 2 if operation == "get_ranges" else 8  # every commit reads, or only one after a failed one does
+    with store.writer(policy=Policy(max_chain=max_chain)) as writer:
         seen = []
         for step, tensors in enumerate(states):
             if step % 3 == 2:

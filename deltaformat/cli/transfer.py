@@ -9,7 +9,15 @@ from pathlib import Path
 
 import deltaformat as df
 from deltaformat.checkpoint import open_checkpoint
-from deltaformat.cli.options import Commands, add_allow_external, add_branch, add_step, byte_size, natural
+from deltaformat.cli.options import (
+    Commands,
+    UsageError,
+    add_allow_external,
+    add_branch,
+    add_step,
+    byte_size,
+    natural,
+)
 from deltaformat.cli.output import Console, human, plain
 from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
 from deltaformat.stager import Progress
@@ -82,6 +90,8 @@ def register_export(commands: Commands) -> None:
 
 
 def _import(options: argparse.Namespace, console: Console) -> int:
+    if options.external_url is not None and not options.external:
+        raise UsageError("--external-url goes with --external; see deltaformat import --help")
     # The input is checked first: a mistake there leaves no claim, and no empty store, behind.
     checkpoint = open_checkpoint(options.source)
     if options.init:

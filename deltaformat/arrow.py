@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.arrow_guard import check_arrow_file
-from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.errors import DeltaFormatError, ErrorCode, LimitError, MalformedError
 
 __all__ = ["METADATA_ENTRY", "SCHEMA", "Lists", "check_metadata", "read_arrow", "write_arrow"]
 
@@ -74,19 +74,21 @@ def write_arrow(
 
 
 def read_arrow(
-    data: bytes, *, digest_bytes: int, where: str = ""
+    data: bytes, *, digest_bytes: int, max_rows: int, where: str = ""
 ) -> tuple[dict[str, list[str]], dict[str, Lists]]:
     """Read a file that `check_metadata` has let pass; unknown columns are left alone (DF-MAN-01).
 
     Args:
         data: The whole file. The arrays returned are views of it.
         digest_bytes: D of the schema.
+        max_rows: Refuse more rows than these, before an object is made for each.
         where: What an error should name.
 
     Returns:
         The columns `name` and `dtype`, and the columns of lists.
 
     Raises:
+        LimitError: There are more rows than `max_rows`.
         MalformedError: It is not valid Arrow; or a column is missing, doubled, of another type or has nulls.
     """
     import pyarrow as pa
@@ -109,6 +111,10 @@ def read_arrow(
             included_fields=[found[0] for found in indices], use_threads=False, ensure_native_endian=False
         )
         batch = pa.ipc.open_file(buffer, options=options).get_batch(0)
+        if batch.num_rows > max_rows:
+            raise LimitError(
+                ErrorCode.LIMIT_EXCEEDED, f"{batch.num_rows} tensors exceed {max_rows}", where=where
+            )
         columns = {name: batch.column(name) for name in SCHEMA}
         for name, column in columns.items():
             column.validate(full=True)
@@ -169,7 +175,7 @@ def _same_type(found: Any, wanted: Any) -> bool:
 def _arrow_errors(pa: Any, where: str) -> Iterator[None]:
     try:
         yield
-    except MalformedError:
+    except DeltaFormatError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _invalid(f"it is not valid Arrow: {str(error)[:200]}", where) from None

@@ -4,9 +4,10 @@ An Arrow reader trusts lengths that a hostile file states. It decompresses a buf
 that the buffer itself declares; and since flatbuffers are graphs, a schema of a few kilobytes can name one
 field, or one long string, a million times. So this module walks the few tables that say so first: the footer
 with its schema, and the message of the one record batch. It reads nothing else, follows every offset inside
-the bounds of its table, and counts what it visits. Compression is refused for both ways in which files have
-announced it: the message's own member, and (before version 5 of the metadata, which is refused as a whole) an
-entry of its custom metadata.
+the bounds of its table, and counts what it visits. Buffers that together are longer than the body would be
+one buffer under several names, another way to make much of little. Compression is refused for both ways in
+which files have announced it: the message's own member, and (before version 5 of the metadata, which is
+refused as a whole) an entry of its custom metadata.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _MAGIC = b"ARROW1"
 _V5 = 4
 _RECORD_BATCH = 3
 _MAX_TABLES = 4_096
+_MAX_BUFFERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,13 @@ class _Table:
     def block(self, start: int) -> tuple[int, int, int]:
         """A `Block` struct: offset, bytes of metadata, bytes of body."""
         return self._read("<q", start), self._read("<i", start + 8), self._read("<q", start + 16)
+
+    def buffer_length(self, start: int) -> int:
+        """The length in a `Buffer` struct, which holds an offset before it; never below 0."""
+        length = self._read("<q", start + 8)
+        if length < 0:
+            raise _invalid("a buffer has a negative length", self.where)
+        return length
 
     def _at(self, slot: int) -> int:
         vtable = self.position - self._read("<i", self.position)
@@ -121,7 +130,7 @@ def check_arrow_file(data: memoryview, *, where: str = "") -> dict[bytes, bytes]
         or offset + metadata_bytes + body_bytes > footer_start
     ):
         raise _invalid("its record batch does not lie before its footer", where)
-    _check_message(data[offset : offset + metadata_bytes], where)
+    _check_message(data[offset : offset + metadata_bytes], body_bytes, where)
     return metadata
 
 
@@ -166,7 +175,7 @@ def _check_schema(schema: _Table, where: str) -> dict[bytes, bytes]:
     return metadata
 
 
-def _check_message(data: memoryview, where: str) -> None:
+def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
     if bytes(data[:4]) != b"\xff\xff\xff\xff":
         raise _invalid("its record batch has no continuation marker", where)
     length = int.from_bytes(data[4:8], "little", signed=True)
@@ -180,6 +189,11 @@ def _check_message(data: memoryview, where: str) -> None:
         raise _invalid("its record batch is empty", where)
     if batch.table(3) is not None:
         raise _invalid("its buffers are compressed (DF-MAN-01)", where)
+    start, count = batch.vector(2)
+    if count > _MAX_BUFFERS:
+        raise LimitError(ErrorCode.LIMIT_EXCEEDED, f"it has {count} buffers", where=where)
+    if sum(batch.buffer_length(start + 16 * number) for number in range(count)) > body_bytes:
+        raise _invalid("its buffers overlap", where)
 
 
 def _invalid(message: str, where: str) -> MalformedError:

@@ -19,8 +19,9 @@ MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 32
 """How deep objects and arrays may nest; the object itself is at depth 1."""
 
-# A string (skipped as a whole, closed or not) or a bracket. Possessive: hostile text, too, takes linear time.
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+# All but brackets; strings, closed or not, as a whole. Possessive: hostile text, too, takes linear time.
+_NO_BRACKETS = re.compile(r'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"?)++', re.DOTALL)
+_LONG_INTEGER = re.compile(r"[0-9]{310}")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SEAL = re.compile(rb',"check":"([0-9a-f]{64})"\}')
 _SEAL_BYTES = 76
@@ -56,7 +57,7 @@ def parse_object(data: bytes, *, where: str, limit: int) -> dict[str, Any]:
         value = json.loads(
             text,
             object_pairs_hook=_unique_members,
-            parse_int=_parse_int,
+            parse_int=_parse_long_integer if _LONG_INTEGER.search(text) else None,
             parse_float=_parse_float,
             parse_constant=_refuse_constant,
         )
@@ -150,13 +151,12 @@ def check_user_value(value: object, *, where: str, depth: int = MAX_DEPTH - 1) -
 
 def _check_depth(text: str, where: str) -> None:
     depth = 0
-    for token in _TOKEN.finditer(text):
-        character = text[token.start()]
-        if character in "[{":
+    for bracket in _NO_BRACKETS.sub("", text):
+        if bracket in "[{":
             depth += 1
             if depth > MAX_DEPTH:
                 raise _invalid(f"nests deeper than {MAX_DEPTH}", where)
-        elif character in "]}":
+        else:
             depth -= 1
 
 
@@ -167,9 +167,9 @@ def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _parse_int(digits: str) -> int:
-    # A 310-digit integer is beyond every double; converting a longer one could take quadratic time.
-    if len(digits) > 310:
+def _parse_long_integer(digits: str) -> int:
+    # Beyond every double; and to convert one of millions of digits takes quadratic time.
+    if len(digits) >= 310:
         raise ValueError("a number is too large")
     return int(digits)
 

@@ -299,7 +299,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":
+    if sys.platform == "darwin":  # pragma: no cover - another system
         import fcntl
 
         with suppress(OSError):  # fsync there does not reach the medium; not every file system knows this
@@ -309,7 +309,7 @@ def _sync(descriptor: int) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    if sys.platform == "win32":
+    if sys.platform == "win32":  # pragma: no cover - another system
         return  # directories cannot be synced there
     descriptor = os.open(path, os.O_RDONLY)
     try:

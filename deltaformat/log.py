@@ -247,8 +247,9 @@ class Log:
         with self._writing:
             while True:
                 state, known = self._before_append(kind)
-                record = draft(kind, state, known, nonce=new_nonce(), time=utc_now(), **members(state))
-                self._check_barred(record)
+                own = members(state)
+                self._check_barred(kind, own)
+                record = draft(kind, state, known, nonce=new_nonce(), time=utc_now(), **own)
                 data = encode_record(record)
                 parse_record(data, seq=record.seq)  # what readers would refuse must not get into the log
                 if self._create(record, data):
@@ -321,7 +322,9 @@ class Log:
                 known = any(head.seq == record.seq for head in heads.values())  # a head is valid
                 if known or isinstance(self._judge(record.seq), State):
                     return None
-            void = self._fold().void.get(record.seq)
+                self._fold()
+            assert self._history is not None
+            void = self._history.void.get(record.seq)
             return None if void is None else void.reason
 
     def _fold(self) -> History:
@@ -352,8 +355,9 @@ class Log:
         )  # many commits are asked for: by single look-ups that would take quadratic time
         return history.state, history
 
-    def _check_barred(self, record: Record) -> None:
-        if not isinstance(record, Claim) and _writer_of(record) in self._barred:
+    def _check_barred(self, kind: type[Record], own: Mapping[str, Any]) -> None:
+        writer = own["claim"] if kind is Commit else None
+        if kind is not Claim and writer in self._barred:
             raise CommitUnknown(
                 ErrorCode.COMMIT_UNKNOWN,
                 "the outcome of an earlier record is unknown, so this writer writes no more; open a new one",
@@ -368,7 +372,8 @@ class Log:
             raise
         except BaseException:
             # Also where the program is interrupted: what was sent may have arrived.
-            self._barred.add(_writer_of(record))
+            # The writer is the holder of the claim, or who else uses this log.
+            self._barred.add(record.claim if isinstance(record, Commit) else None)
             raise
         if other is not None:
             self._reader.remember(record.seq, other)
@@ -384,7 +389,7 @@ class Log:
 
 
 class _AllOfLog(Knowledge):
-    """What a writer looks up before it writes a record: everything (DF-LOG-05)."""
+    """What a writer looks up before it writes a record other than `retire` (DF-LOG-05)."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -407,12 +412,3 @@ class _AllOfLog(Knowledge):
     def has_tag(self, name: str) -> bool:
         """Whether a tag of that name exists."""
         return name in self._log.tags()
-
-    def is_tagged(self, seq: int) -> bool:
-        """Whether a tag names that commit."""
-        return seq in self._log.tags().values()
-
-
-def _writer_of(record: Record) -> int | None:
-    """Who writes a record, as far as DF-CMT-03 goes: the holder of a claim, or this log's user."""
-    return record.claim if isinstance(record, Commit) else None

@@ -103,7 +103,7 @@ class PackBuilder:
     """Collects payloads and whole tensors into one safetensors file (DF-PCK-01, DF-PCK-02).
 
     Nothing is copied: buffers must stay as they are until the pack has been written. Each is known by its
-        slot, a number from 0, since its offset is not known before `finish`.
+    slot, a number from 0, since its offset is not known before `finish`.
     """
 
     def __init__(self) -> None:

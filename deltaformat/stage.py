@@ -335,7 +335,7 @@ class Stage:
         assert self._parent is not None
         block = tensor.parent_start + index
         depth, limit = int(self._parent.depth[block]), self._policy.max_chain
-        spread = max(1, limit // 2)
+        spread = max(1, limit // 4)
         turn = (block + self._depth) % spread == 0
         return depth >= limit or (turn and depth >= max(3, limit - spread))  # to squash one delta gains nothing
 

@@ -101,6 +101,7 @@ class Stager:
             StoreError: the store failed.
         """
         check_step(step)
+        self._ready()
         self._follow()
         return self._part(step, self._stage(host_tensors(tensors), total=total_bytes(tensors)))
 
@@ -118,6 +119,7 @@ class Stager:
             ConflictError: another writer has claimed the branch.
         """
         check_step(step)
+        self._ready()
         self._follow()
         started = time.perf_counter()
         version = adopt(
@@ -150,6 +152,9 @@ class Stager:
             payload_bytes=staged.counts.payload_bytes,
             rebase_bytes=staged.counts.rebase_bytes,
         )
+
+    def _ready(self) -> None:
+        """Make sure that nothing else of this object is at work."""
 
     # -- for the writer -----------------------------------------------------------------------------------------------------------
 

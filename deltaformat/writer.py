@@ -127,11 +127,6 @@ class Writer(Stager):
             self._background.shutdown()
             self._context.log.write_hint(force=True)
 
-    def stage(self, *, step: int, tensors: Tensors) -> Part:
-        """As `Stager.stage`; a `block=False` commit in flight is waited for first, and its error raised here."""
-        self._ready()
-        return super().stage(step=step, tensors=tensors)
-
     @overload
     def commit(
         self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ..., files: Files | None = ...,
@@ -200,6 +195,7 @@ class Writer(Stager):
     # -- the commit --------------------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
+        """Wait for a `block=False` commit in flight, and raise its error here."""
         if self._closed:
             raise MalformedError(
                 ErrorCode.INPUT_INVALID,

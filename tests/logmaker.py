@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from deltaformat.history import History, State, Void, ancestors_for, draft
+from deltaformat.history import History, State, ancestors_for, draft
 from deltaformat.keys import manifest_key, pack_key, record_key
 from deltaformat.records import (
     Claim,
@@ -135,7 +135,3 @@ class LogMaker:
         """Put the records into a storage."""
         for seq in range(start, len(self.datas)):
             storage.put(record_key(seq), self.datas[seq])
-
-
-def is_void(result: object) -> bool:
-    return isinstance(result, Void)

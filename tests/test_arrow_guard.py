@@ -139,6 +139,22 @@ def test_the_message_of_the_batch_is_checked():
     refused(changed(vtable + 8 - offset, b"\0\0"), "manifest-invalid", match="empty")
 
 
+def test_buffers_share_no_bytes(monkeypatch):
+    """DF-LIM-02: a body of one buffer under many names would multiply what a reader takes."""
+    content = arrow_file()
+    offset, length = message_of(content)
+    batch = arrow_guard._root(memoryview(content)[offset + 8 : offset + length], "").table(2)
+    start, count = batch.vector(2)
+    place = offset + 8 + start
+    body = len(content)
+    for value, match in ((body, "overlap"), (-1, "negative"), (1 << 62, "overlap")):
+        damaged = bytearray(content)
+        struct.pack_into("<q", damaged, place + 16 * (count - 1) + 8, value)
+        refused(bytes(damaged), "manifest-invalid", match=match)
+    monkeypatch.setattr(arrow_guard, "_MAX_BUFFERS", count - 1)
+    refused(content, "limit-exceeded", match="buffers")
+
+
 def test_big_endian_files_are_refused():
     """SPEC 2: all integers are little-endian."""
     content = bytearray(arrow_file())

@@ -481,6 +481,39 @@ def test_moved_content_is_not_stored_again(keyframe, reopened):
     assert set(fresh(version, "renamed")) == {255}
 
 
+@pytest.mark.parametrize("keyframe", ["planes", "raw"])
+def test_blocks_that_move_inside_a_tensor(keyframe):
+    """DF-DIG-02: rolled forwards and backwards; what a block was is compared before another one takes its place."""
+    rng = np.random.default_rng(18)
+    first = random_bits(rng, "U8", (10, BLOCK))
+    rows = [first.raw[at : at + BLOCK] for at in range(0, 10 * BLOCK, BLOCK)]
+    orders = [rows, rows[1:] + rows[:1], rows[7:] + rows[:7], rows[::-1], rows[:5] * 2, rows[5:] + rows[:5]]
+    states = [{"w": Bits("U8", (10, BLOCK), b"".join(order))} for order in orders]
+    store = df.create(memory(), block_bytes=BLOCK)
+    with store.writer(policy=Policy(keyframe=keyframe)) as writer:
+        payloads = [writer.commit(step=step, tensors=given(state, 0, "np")).payload_bytes for step, state in enumerate(states)]
+    assert payloads[1:5] == [0, 0, 0, 0]
+    assert payloads[5] == 5 * BLOCK  # gone from the parent: stored again
+    version = store.version(step=0)
+    for step, state in enumerate(states):
+        following = store.version(step=step)
+        check(following, state)
+        check_all(following.follow(version, version.state_dict()), state)
+        version = following
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_of_several_slabs(threads, monkeypatch):
+    """A tensor goes through the writer in slabs; what it gives does not depend on where they are cut."""
+    monkeypatch.setattr("deltaformat.stage.SLAB_BYTES", 3 * BLOCK)
+    store = df.create(memory(), block_bytes=BLOCK)
+    infos = commit_all(store, policy=Policy(max_chain=3, threads=threads))
+    for step, state in enumerate(STATES):
+        check(store.version(step=step), state)
+        assert infos[step].root == spec_root(state, BLOCK)
+    assert store.verify(all=True).findings == []
+
+
 def test_retyped_and_reshaped_tensors_reuse_their_pieces():
     """DF-MAN-08, DF-ENC-07: the same bytes under another dtype or shape are the parent's blocks, and change as such."""
     rng = np.random.default_rng(11)

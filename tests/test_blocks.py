@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from deltaformat.blocks import (
     block_count,
     block_lengths,
     block_range,
+    byte_view,
     check_block_bytes,
     name_bytes,
 )
@@ -41,6 +43,14 @@ def test_blocks_cover_a_tensor(nbytes: int, block_bytes: int) -> None:
     for index in (-1, len(ranges)):
         with pytest.raises(IndexError):
             block_range(index, nbytes, block_bytes)
+
+
+def test_byte_views() -> None:
+    words = np.arange(3, dtype=np.uint16)
+    for data in (words.tobytes(), bytearray(words.tobytes()), memoryview(words), words.view(np.uint8)):
+        view = byte_view(data)
+        assert (view.format, view.nbytes, view.tobytes()) == ("B", 6, words.tobytes())
+    assert byte_view(b"").nbytes == byte_view(np.empty(0, np.uint8)).nbytes == 0
 
 
 def test_names() -> None:

@@ -1,4 +1,4 @@
-"""The fold of the log against a second, naive one; ancestors against their definition; objects against sets."""
+"""The fold of the log against a second, naive one; ancestors against their definition."""
 
 import math
 from collections.abc import Callable
@@ -20,15 +20,13 @@ from deltaformat.errors import (
 )
 from deltaformat.history import EMPTY, History, State, Void, ancestors_for, draft, transition
 from deltaformat.judge import Knowledge, toward_depth, toward_step, trust
-from deltaformat.keys import claim_of, pack_key
-from deltaformat.liveness import ObjectUse, object_uses
+from deltaformat.keys import claim_of
 from deltaformat.records import (
     Claim,
     Commit,
     Drop,
     Fork,
     Head,
-    ObjectRef,
     Record,
     Retire,
     Tag,
@@ -51,7 +49,7 @@ COMMITS = line(1100, stride=3)
 
 @pytest.mark.parametrize("depth", range(201))
 def test_ancestors_by_definition(depth: int) -> None:
-    """DF-LOG-08: the depths are, for some i, the greatest multiple of 2^i below d; each once, nearest first."""
+    """DF-LOG-08: the depths are, for some i, the greatest multiple of 2^i below d; nearest first."""
     multiples = {max(m for m in range(0, depth, 2**i)) for i in range(10)} if depth else set()
     by_definition = tuple((m, COMMITS[m].seq, COMMITS[m].step) for m in sorted(multiples, reverse=True))
     assert COMMITS[depth].ancestors == by_definition
@@ -75,23 +73,25 @@ def hops(start: Commit, toward: Callable[[Commit], Any]) -> tuple[Commit, int]:
     return commit, count
 
 
+def by_step(start: Commit, step: int) -> tuple[Commit, int]:
+    return hops(start, lambda at: toward_step(at, step) if at.step > step else None)
+
+
+def by_depth(start: Commit, depth: int) -> tuple[Commit, int]:
+    return hops(start, lambda at: toward_depth(at, depth) if at.depth > depth else None)
+
+
 @pytest.mark.parametrize("depth", [*range(130), 255, 256, 257, 1023, 1024, 1099])
 def test_a_step_is_found_in_few_records(depth: int) -> None:
     """DF-LOG-08: at most 1 + log2(d) records beside the head's; by step and by depth alike."""
     start = COMMITS[depth]
     most = 1 + math.log2(depth) if depth else 0
     for target in COMMITS[: depth + 1]:
-        found, count = hops(start, lambda at: toward_step(at, target.step) if at.step > target.step else None)  # noqa: B023
-        assert found is target
-        assert count <= most
-        found, count = hops(
-            start, lambda at: toward_depth(at, target.depth) if at.depth > target.depth else None
-        )  # noqa: B023
-        assert found is target
-        assert count <= most
+        for found, count in (by_step(start, target.step), by_depth(start, target.depth)):
+            assert found is target
+            assert count <= most
     for step in (9, 11, start.step - 1, start.step + 1):  # between two, below all, above the head
-        found, _ = hops(start, lambda at: toward_step(at, step) if at.step > step else None)  # noqa: B023
-        assert found.step != step
+        assert by_step(start, step)[0].step != step
 
 
 # -- a second fold, from the text of section 12.2 -----------------------------------------------------------
@@ -312,7 +312,7 @@ def test_valid_and_void_as_in_the_table(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_a_neighbour_is_enough_where_it_agrees(data: st.DataObject) -> None:
-    """DF-LOG-06: after two valid records, the second judged from the first alone gives the state of the fold."""
+    """DF-LOG-06: of two valid records, the second judged from the first alone gives the fold's state."""
     steps = Steps(data)
     maker = steps.maker
     previous: tuple[Record, str] | None = None
@@ -349,8 +349,8 @@ def void(maker: LogMaker, kind: type[Record], **members: Any) -> tuple[ErrorCode
         maker.draft(kind, **members)
     state = maker.state
     record = kind(
-        seq=state.seq + 1, prev=state.hash, nonce=nonce(0), time=TIME, heads=state.heads, last_tag=state.last_tag,
-        last_retire=state.last_retire, **members,
+        seq=state.seq + 1, prev=state.hash, nonce=nonce(0), time=TIME, heads=state.heads,
+        last_tag=state.last_tag, last_retire=state.last_retire, **members,
     )  # fmt: skip
     result = transition(state, record, sha(0), maker.history)
     assert isinstance(result, Void)
@@ -418,7 +418,8 @@ def test_a_first_commit_has_no_ancestors(maker: LogMaker) -> None:
     """DF-LOG-08: depth 0 lists none."""
     claim = maker.claim("new").seq
     members: dict[str, Any] = {
-        "branch": "new", "claim": claim, "step": 0, "parent": None, "root": root(0), "manifests": (manifest(claim, 0),)
+        "branch": "new", "claim": claim, "step": 0, "parent": None, "root": root(0),
+        "manifests": (manifest(claim, 0),),
     }  # fmt: skip
     for depth, ancestors in ((1, ()), (0, ((0, 1, 10),))):
         assert void(maker, Commit, depth=depth, ancestors=ancestors, **members)[0] is ErrorCode.RECORD_VOID
@@ -427,7 +428,7 @@ def test_a_first_commit_has_no_ancestors(maker: LogMaker) -> None:
 
 
 def test_rewind(maker: LogMaker) -> None:
-    """DF-LOG-07: what a rewind supersedes stays live and is in no head's lineage; it can be rewound to no more."""
+    """DF-LOG-07: what a rewind supersedes stays live, is in no head's lineage, and no target of a rewind."""
     maker.claim(resume_from=2)
     assert maker.state.heads["main"] == Head(2, 20, 2, 5)
     commit = maker.commit(step=25)
@@ -520,95 +521,3 @@ def test_trust_takes_in_tags_and_retirements(maker: LogMaker) -> None:
     retire = maker.draft(Retire, commits=(2,))
     assert trust(retire, sha(0)).last_retire == 5
     assert trust(retire, sha(0)).last_tag == 4
-
-
-# -- objects ------------------------------------------------------------------------------------------------
-
-
-def uses_by_sets(history: History) -> dict[str, ObjectUse]:
-    """The fold, commit by commit, with a set for each."""
-    held: dict[int, set[str]] = {}
-    sizes: dict[str, int] = {}
-    for seq, commit in sorted(history.commits.items()):
-        objects = set() if commit.parent is None else set(held[commit.parent])
-        objects -= {ref.key for ref in commit.objects_dropped}
-        objects |= {ref.key for ref in commit.objects_added}
-        held[seq] = objects
-        sizes |= {r.key: r.size for r in (*commit.objects_dropped, *commit.objects_added, *commit.manifests)}
-    for seq, commit in history.commits.items():
-        held[seq] = {*(key for key in held[seq] if "packs" in key), *(ref.key for ref in commit.manifests)}
-    uses = {}
-    for key in sizes:
-        users = [seq for seq, objects in held.items() if key in objects]
-        live = any(seq in history.live for seq in users)
-        retired = [history.retired[seq] for seq in users if seq in history.retired]
-        uses[key] = ObjectUse(sizes[key], live, None if live or not retired else max(retired))
-    return uses
-
-
-@given(st.data())
-def test_objects_by_sets(data: st.DataObject) -> None:
-    """Section 12.6: an object is live while a live commit uses it, across forks, rewinds, drops and retirements."""
-    maker = LogMaker()
-    claims = {"main": maker.claim().seq}
-    keys: list[ObjectRef] = []
-    for i in range(data.draw(st.integers(1, 40))):
-        action = data.draw(st.sampled_from(["commit"] * 5 + ["fork", "rewind", "retire", "drop", "claim"]))
-        branch = data.draw(st.sampled_from(sorted(claims)))
-        commits = sorted(maker.history.live)
-        heads = {head.seq for head in maker.state.heads.values()}
-        free = [seq for seq in commits if seq not in heads]
-        if action == "commit":
-            new = [pack(claims[branch], (i, j)) for j in range(data.draw(st.integers(0, 2)))]
-            keys += new
-            known = st.lists(st.sampled_from(keys), max_size=3) if keys else st.just([])
-            again = [ref for ref in data.draw(known) if f"/{claims[branch]:020}/" in ref.key]
-            maker.commit(branch, objects_added=(*new, *again), objects_dropped=tuple(data.draw(known)))
-        elif action == "fork" and commits:
-            name = f"b{i}"
-            maker.fork(name, data.draw(st.sampled_from(commits)))
-            claims[name] = maker.claim(name).seq
-        elif action == "rewind" and maker.state.heads[branch].seq is not None:
-            lineage = [c.seq for c in maker.history.lineage(maker.state.heads[branch].seq)]  # type: ignore[arg-type]
-            alive = [seq for seq in lineage if seq in maker.history.live]
-            claims[branch] = maker.claim(branch, resume_from=data.draw(st.sampled_from(alive))).seq
-        elif action == "retire" and free:
-            maker.retire(*sorted(data.draw(st.sets(st.sampled_from(free), min_size=1))))
-        elif action == "drop" and len(claims) > 1:
-            maker.drop(branch)
-            del claims[branch]
-        elif action == "claim":
-            claims[branch] = maker.claim(branch).seq
-    assert not maker.history.void
-    assert object_uses(maker.history) == uses_by_sets(maker.history)
-
-
-def test_objects_of_a_long_log() -> None:
-    """Section 12.6: the fold takes no time that grows with commits times objects, nor does it recurse."""
-    maker = LogMaker()
-    maker.claim()
-    base = tuple(pack(0, ("base", i)) for i in range(50))
-    previous: tuple[ObjectRef, ...] = ()
-    commits = []
-    for i in range(3000):
-        mine = (pack(0, i),)
-        commits.append(
-            maker.commit(objects_added=base + mine if i == 0 else mine, objects_dropped=previous).seq
-        )
-        previous = mine
-    maker.retire(*commits[:-2])
-    uses = object_uses(maker.history)
-    assert all(uses[ref.key].live for ref in base)
-    live = [i for i in range(3000) if uses[pack(0, i).key].live]
-    assert live == [2998, 2999]
-    assert uses[pack(0, 0).key] == ObjectUse(1000, False, 3001)
-    assert object_uses(History()) == {}
-
-
-def test_an_object_that_is_only_dropped() -> None:
-    """Section 12.6: it is named, used by nobody, and retired by nobody."""
-    maker = LogMaker()
-    maker.claim()
-    ref = ObjectRef(pack_key(0, sha("x")), 5)
-    maker.commit(objects_dropped=(ref,))
-    assert object_uses(maker.history)[ref.key] == ObjectUse(5, False, None)

@@ -60,7 +60,7 @@ def test_made_and_parsed(key: str) -> None:
         "log/000000000000000000012.json",
         "log/0000000000000000000.json",
         "log/0000000000000000001a.json",
-        "log/٠0000000000000000012.json",
+        "log/\u06600000000000000000012.json",
         "log/00000000000000000012.json\n",
         "log/../deltaformat.json",
         f"manifests/00000000000000000003/{SHA}.arrow",

@@ -1,25 +1,18 @@
-"""The log over a storage: few requests, right whatever the hint says, one record per append whatever goes wrong."""
+"""Reading the log over a storage: few requests, and right whatever the hint says and whatever is wrong."""
 
-import itertools
-import json
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logmaker import LogMaker, manifest, root, sha
-from wrappers import OPERATIONS, Counting, Flaky, Killed, LostReply, StopAt, Wrapper
+from logmaker import LogMaker
+from logtools import branched, memory, new_log, set_hint, stored
+from wrappers import Counting, Flaky
 
 from deltaformat.errors import (
-    CommitUnknown,
-    ConflictError,
     CorruptError,
-    DeltaFormatError,
     ErrorCode,
     InconsistentError,
     LimitError,
@@ -28,90 +21,21 @@ from deltaformat.errors import (
     StoreError,
     UnsupportedError,
 )
-from deltaformat.history import EMPTY, State, ancestors_for
+from deltaformat.history import EMPTY
 from deltaformat.ijson import seal
 from deltaformat.keys import TAIL_HINT, record_key
-from deltaformat.localstorage import LocalStorage
-from deltaformat.log import Log, Retry
-from deltaformat.records import Claim, Commit, Drop, Fork, Head, Record, Retire, Tag, encode_record, parse_record
-from deltaformat.storage import NotStoredError, ObstoreStorage, Storage
-
-_numbers = itertools.count()
-
-
-def memory() -> Storage:
-    from obstore.store import MemoryStore
-
-    return ObstoreStorage(MemoryStore(), f"memory://log-{next(_numbers)}")
-
-
-class Clock:
-    """Time that passes only by sleeping."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.pauses: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
-
-    def retry(self, **changes: Any) -> Retry:
-        return Retry(**{"sleep": self.sleep, "clock": self, "jitter": lambda: 1.0, **changes})
-
-
-def new_log(storage: Storage, clock: Clock | None = None, **changes: Any) -> Log:
-    clock = clock or Clock()
-    return Log(storage, retry=clock.retry(**changes), clock=clock)
-
-
-def stored(maker: LogMaker) -> Storage:
-    storage = memory()
-    maker.store(storage)
-    return storage
-
-
-def set_hint(storage: Storage, data: bytes | int) -> None:
-    storage.put(TAIL_HINT, data if isinstance(data, bytes) else b'{"seq":%d}' % data)
-
-
-def claim_members(branch: str = "main", **changes: Any) -> Callable[[State], dict[str, Any]]:
-    def members(state: State) -> dict[str, Any]:
-        head = state.heads.get(branch)
-        epoch = 1 if head is None else head.epoch + 1
-        return {"branch": branch, "epoch": epoch, "host": "host", "pid": 7} | changes
-
-    return members
-
-
-def commit_members(
-    log: Log, claim: int, branch: str = "main", step: int | None = None, **changes: Any
-) -> Callable[[State], dict[str, Any]]:
-    def members(state: State) -> dict[str, Any]:
-        head = state.heads[branch]
-        parent = None if head.seq is None else log.judged(head.seq)
-        return {
-            "branch": branch, "claim": claim, "step": (head.step or 0) + 1 if step is None else step,
-            "parent": head.seq, "depth": 0 if parent is None else parent.depth + 1,
-            "ancestors": () if parent is None else ancestors_for(parent), "root": root(step),
-            "manifests": (manifest(claim, step),),
-        } | changes  # fmt: skip
-
-    return members
-
-
-def records_in(storage: Storage) -> list[Record]:
-    found = []
-    for seq in itertools.count():
-        try:
-            found.append(parse_record(storage.get(record_key(seq)), seq=seq))
-        except MissingError:
-            return found
-    raise AssertionError
-
+from deltaformat.records import (
+    Claim,
+    Commit,
+    Fork,
+    Head,
+    Record,
+    Retire,
+    Tag,
+    encode_record,
+    parse_record,
+)
+from deltaformat.storage import Storage
 
 # -- a long log, made once ----------------------------------------------------------------------------------
 
@@ -134,13 +58,14 @@ def long_store(long_maker: LogMaker) -> Storage:
 @pytest.mark.parametrize("step", [1, 2, 4097, 5000, 8191, 9999, 10_000])
 def test_few_requests_with_a_good_hint(long_store: Storage, step: int) -> None:
     """DF-LOG-08, DF-LOG-09: step 1 of 10,000 by a cold log; no listing (DF-STO-03)."""
-    set_hint(long_store, 9_990)
-    counting = Counting(long_store)
-    log = new_log(counting)
-    commit = log.find_step(log.tail().heads["main"], step)
-    assert (commit.seq, commit.step) == (step, step)
-    assert counting.count() < 25
-    assert set(counting.by_operation()) == {"get"}
+    for hint, most in ((10_000, 18), (9_998, 22), (9_990, 25)):
+        set_hint(long_store, hint)
+        counting = Counting(long_store)
+        log = new_log(counting)
+        commit = log.find_step(log.tail().heads["main"], step)
+        assert (commit.seq, commit.step) == (step, step)
+        assert counting.count() <= most
+        assert set(counting.by_operation()) == {"get"}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +116,7 @@ def test_the_newest_of_any_length(long_maker: LogMaker, length: int) -> None:
 
 
 def test_following_is_cheap(long_maker: LogMaker) -> None:
-    """A follower pays one request where nothing is new, two where one record is; few where it is far behind."""
+    """A follower pays one request where nothing is new, two for one record, few where it is far behind."""
     storage = memory()
     for seq in range(100):
         storage.put(record_key(seq), long_maker.datas[seq])
@@ -233,21 +158,7 @@ def test_history_of_a_long_log(long_store: Storage, long_maker: LogMaker) -> Non
 
 @pytest.fixture
 def maker() -> LogMaker:
-    """0 claim, 1-3 commits 10 20 30, 4 rewind to 20, 5 commit 25, 6 fork b of 20, 7 claim b, 8 commit 21, 9-11 tags, 12 retire."""
-    maker = LogMaker()
-    maker.claim()
-    for step in (10, 20, 30):
-        maker.commit(step=step)
-    maker.claim(resume_from=2)
-    maker.commit(step=25)
-    maker.fork("b", 2)
-    maker.claim("b")
-    maker.commit("b", step=21)
-    maker.tag("good", 5)
-    maker.tag("old", 1)
-    maker.tag("good", None)
-    maker.retire(3)
-    return maker
+    return branched()
 
 
 def test_find_step(maker: LogMaker) -> None:
@@ -296,7 +207,12 @@ def test_tags_and_retired(maker: LogMaker) -> None:
 def test_in_lineage(maker: LogMaker) -> None:
     log = new_log(stored(maker))
     pairs = {(seq, head) for seq in (1, 2, 3, 5, 8) for head in (1, 2, 3, 5, 8) if log.in_lineage(seq, head)}
-    assert pairs == {(seq, head) for seq in (1, 2, 3, 5, 8) for head in (1, 2, 3, 5, 8) if maker.history.in_lineage(seq, head)}
+    assert pairs == {
+        (seq, head)
+        for seq in (1, 2, 3, 5, 8)
+        for head in (1, 2, 3, 5, 8)
+        if maker.history.in_lineage(seq, head)
+    }
 
 
 def test_records_and_entries(maker: LogMaker) -> None:
@@ -315,7 +231,7 @@ def test_records_and_entries(maker: LogMaker) -> None:
     assert list(new_log(memory()).records()) == []
     counting = Counting(storage)
     next(new_log(counting).records())
-    assert counting.count() < 25
+    assert counting.count() < 30
 
 
 # -- void records and wrong ones ----------------------------------------------------------------------------
@@ -360,7 +276,7 @@ def test_single_void_records_anywhere(data: st.DataObject) -> None:
     """DF-LOG-06: with voids that are no neighbours, every prefix has the state of its fold, cold and warm."""
     maker = LogMaker()
     maker.claim()
-    storage = memory()
+    storage = stored(maker)
     warm = new_log(storage)
     void_before = False
     for _ in range(data.draw(st.integers(1, 12))):
@@ -409,7 +325,13 @@ def test_named_commits_are_looked_at(maker: LogMaker, kind: str) -> None:
     }  # fmt: skip
     records: dict[str, Record] = {
         "claim": Claim(
-            **common, heads=heads | {"main": Head(4, 20, 3, 13)}, branch="main", epoch=3, host="", pid=0, resume_from=4
+            **common,
+            heads=heads | {"main": Head(4, 20, 3, 13)},
+            branch="main",
+            epoch=3,
+            host="",
+            pid=0,
+            resume_from=4,
         ),
         "fork": Fork(**common, heads=heads | {"c": Head(4, 20, 0, None)}, branch="c", source=4, step=20),
         "tag": Tag(**common, heads=heads, name="x", target=4),
@@ -457,7 +379,13 @@ def test_a_failing_tail_leaves_what_was_known(maker: LogMaker) -> None:
     failing = Flaky(storage, 0.0)
     log = new_log(failing)
     state = log.tail()
-    for bad in (b"", b"{}", maker.datas[11], maker.datas[12].replace(b"retire", b"retard"), seal({"requires": ["new"]})):
+    for bad in (
+        b"",
+        b"{}",
+        maker.datas[11],
+        maker.datas[12].replace(b"retire", b"retard"),
+        seal({"requires": ["new"]}),
+    ):
         storage.put(record_key(12), bad)
         with pytest.raises((MalformedError, CorruptError, InconsistentError, UnsupportedError)):
             log.tail()
@@ -499,14 +427,9 @@ def test_a_lost_record(maker: LogMaker) -> None:
     assert caught.value.where == record_key(11)
 
 
-def hostile(maker: LogMaker, record: Record) -> Log:
-    """A log whose newest record is `record`, and whose reader trusts it."""
-    storage = stored(maker)
-    storage.put(record_key(record.seq), encode_record(record))
-    return new_log(storage)
-
-
-@pytest.mark.parametrize("ancestors", [((2, 12, 20),), ((3, 5, 20),), ((2, 4, 20),), ((1, 2, 19), (0, 1, 10)), ((0, 2, 20),)])
+@pytest.mark.parametrize(
+    "ancestors", [((2, 12, 20),), ((3, 5, 20),), ((2, 4, 20),), ((1, 2, 19), (0, 1, 10)), ((0, 2, 20),)]
+)
 def test_walks_that_lead_astray(maker: LogMaker, ancestors: tuple[tuple[int, int, int], ...]) -> None:
     """DF-SEC-01: a hostile list of ancestors ends in an error, not in circles."""
     record = parse_record(maker.datas[5], seq=5)
@@ -539,484 +462,6 @@ def test_huge_records_are_not_read(maker: LogMaker) -> None:
         new_log(storage).tail()
 
 
-# -- appending ----------------------------------------------------------------------------------------------
-
-
-def test_append(tmp_path: Path) -> None:
-    """Section 12.5: every kind, each linked to the one before; the other log sees the same."""
-    for storage in (memory(), LocalStorage(str(tmp_path))):
-        log = new_log(storage)
-        claim = log.append(Claim, claim_members()).record
-        assert (claim.seq, claim.heads) == (0, {"main": Head(None, None, 1, 0)})
-        first = log.append(Commit, commit_members(log, 0, step=5)).record
-        appended = log.append(Commit, commit_members(log, 0, step=6, metadata={"loss": 0.5}))
-        assert appended.nbytes == len(storage.get(record_key(2)))
-        log.append(Fork, lambda state: {"branch": "b", "source": 1, "step": 5})
-        log.append(Tag, lambda state: {"name": "best", "target": 1})
-        log.append(Claim, claim_members(resume_from=first.seq))
-        log.append(Commit, commit_members(log, 5, step=7))
-        log.append(Retire, lambda state: {"commits": (2,)})
-        log.append(Tag, lambda state: {"name": "best", "target": None})
-        log.append(Drop, lambda state: {"branch": "b"})
-        assert [record.kind for record in records_in(storage)] == [
-            "claim", "commit", "commit", "fork", "tag", "claim", "commit", "retire", "tag", "drop",
-        ]  # fmt: skip
-        other = new_log(storage)
-        assert log.tail() == other.tail() == other.history().state
-        assert not other.history().void
-        assert len({record.nonce for record in records_in(storage)}) == 10
-        assert log.retired() == {2}
-        assert log.tags() == {}
-
-
-def test_appending_is_cheap() -> None:
-    """One look for what is new and one create, whatever came before."""
-    storage = memory()
-    counting = Counting(storage)
-    log = new_log(counting)
-    log.append(Claim, claim_members())
-    for step in range(50):
-        log.append(Commit, commit_members(log, 0, step=step))
-        if step == 25:
-            log.history()
-    counting.reset()
-    log.append(Commit, commit_members(log, 0, step=100))
-    assert counting.by_operation() == {"get": 1, "create": 1}
-    assert not new_log(storage).history().void
-
-
-@pytest.mark.parametrize(
-    ("kind", "members", "code"),
-    [
-        (Claim, {"branch": "main", "epoch": 5, "host": "", "pid": 0}, ErrorCode.BRANCH_HELD),
-        (Claim, {"branch": "main", "epoch": 3, "host": "", "pid": 0, "resume_from": 3}, ErrorCode.NOT_LIVE),
-        (Claim, {"branch": "main", "epoch": 3, "host": "", "pid": 0, "resume_from": 8}, ErrorCode.NOT_LIVE),
-        (Fork, {"branch": "b", "source": 1, "step": 10}, ErrorCode.ALREADY_EXISTS),
-        (Fork, {"branch": "c", "source": 3, "step": 30}, ErrorCode.NOT_LIVE),
-        (Fork, {"branch": "c", "source": 1, "step": 11}, ErrorCode.NOT_LIVE),
-        (Fork, {"branch": "c", "source": 13, "step": 30}, ErrorCode.NOT_LIVE),
-        (Tag, {"name": "old", "target": 2}, ErrorCode.ALREADY_EXISTS),
-        (Tag, {"name": "good", "target": None}, ErrorCode.TAG_MISSING),
-        (Tag, {"name": "x", "target": 3}, ErrorCode.NOT_LIVE),
-        (Tag, {"name": "x", "target": 13}, ErrorCode.NOT_LIVE),
-        (Drop, {"branch": "c"}, ErrorCode.BRANCH_MISSING),
-        (Retire, {"commits": (1,)}, ErrorCode.NOT_LIVE),
-        (Retire, {"commits": (2, 5)}, ErrorCode.NOT_LIVE),
-    ],
-)
-def test_appending_what_would_be_void(
-    maker: LogMaker, kind: type[Record], members: dict[str, Any], code: ErrorCode
-) -> None:
-    """DF-LOG-05, DF-CMT-04, DF-CMT-05: refused with an error that says why, and nothing is written."""
-    maker.void_commit()  # 13: what is void is no target either
-    storage = stored(maker)
-    log = new_log(storage)
-    with pytest.raises((ConflictError, InconsistentError, MissingError)) as caught:
-        log.append(kind, lambda state: members)
-    assert caught.value.code is code
-    assert len(records_in(storage)) == 14
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"claim": 0}, ErrorCode.BRANCH_HELD),
-        ({"parent": 2}, ErrorCode.PARENT_MOVED),
-        ({"step": 25}, ErrorCode.STEP_NOT_ABOVE_HEAD),
-        ({"depth": 9}, ErrorCode.RECORD_VOID),
-        ({"ancestors": ()}, ErrorCode.RECORD_VOID),
-    ],
-)
-def test_appending_commits_that_would_be_void(maker: LogMaker, changes: dict[str, Any], code: ErrorCode) -> None:
-    """DF-CMT-04, DF-CMT-05, DF-LOG-08."""
-    storage = stored(maker)
-    log = new_log(storage)
-    with pytest.raises((ConflictError, InconsistentError)) as caught:
-        log.append(Commit, commit_members(log, 4, **changes))
-    assert caught.value.code is code
-    assert len(records_in(storage)) == 13
-
-
-@pytest.mark.parametrize(
-    ("kind", "members"),
-    [
-        (Claim, {"branch": "a b", "epoch": 1, "host": "", "pid": 0}),
-        (Claim, {"branch": "a", "epoch": 1, "host": "\ud800", "pid": 0}),
-        (Claim, {"branch": "a", "epoch": 1, "host": "", "pid": 1 << 60}),
-        (Tag, {"name": "", "target": 1}),
-        (Fork, {"branch": "c", "source": 1, "step": 10.0}),
-    ],
-)
-def test_appending_what_readers_refuse(maker: LogMaker, kind: type[Record], members: dict[str, Any]) -> None:
-    """DF-JSN-01, DF-LOG-01: a malformed record never gets into the log, where it would stop every reader."""
-    storage = stored(maker)
-    with pytest.raises(MalformedError):
-        new_log(storage).append(kind, lambda state: members)
-    assert len(records_in(storage)) == 13
-
-
-def test_a_collision() -> None:
-    """DF-CMT-02, DF-LOG-05: another record has the place: it is taken in, and the own one is made anew."""
-    storage = memory()
-    log, other = new_log(storage), new_log(storage)
-    log.append(Claim, claim_members())
-    states: list[State] = []
-
-    def members(state: State) -> dict[str, Any]:
-        states.append(state)
-        if len(states) < 4:
-            other.append(Claim, claim_members(f"b{len(states)}"))
-        return commit_members(log, 0, step=1)(state)
-
-    appended = log.append(Commit, members)
-    assert [state.seq for state in states] == [0, 1, 2, 3]
-    assert appended.record.seq == 4
-    assert set(appended.record.heads) == {"main", "b1", "b2", "b3"}
-    assert log.tail() == other.tail() == other.history().state
-    assert not other.history().void
-
-
-def test_fencing() -> None:
-    """DF-CMT-04: a writer whose branch was claimed by another stops."""
-    storage = memory()
-    log, other = new_log(storage), new_log(storage)
-    log.append(Claim, claim_members())
-    log.append(Commit, commit_members(log, 0, step=1))
-
-    def members(state: State) -> dict[str, Any]:
-        if state.heads["main"].epoch == 1:
-            other.append(Claim, claim_members())
-        return commit_members(log, 0, step=2)(state)
-
-    with pytest.raises(ConflictError) as caught:
-        log.append(Commit, members)
-    assert caught.value.code is ErrorCode.BRANCH_HELD
-    assert "claim 2" in caught.value.message
-    other.append(Commit, commit_members(other, 2, step=2))
-    assert [record.kind for record in records_in(storage)] == ["claim", "commit", "claim", "commit"]
-
-
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("times", [1, 2])
-def test_lost_replies(exists: bool, times: int) -> None:
-    """DF-CMT-02, DF-CMT-03: the record is there and is the writer's own: success, once."""
-    storage = memory()
-    log = new_log(LostReply(storage, times=times, exists=exists))
-    log.append(Claim, claim_members())
-    for step in (1, 2):
-        log.append(Commit, commit_members(log, 0, step=step))
-    assert [record.kind for record in records_in(storage)] == ["claim", "commit", "commit"]
-    assert log.tail() == new_log(storage).history().state
-
-
-def test_the_same_bytes_are_retried() -> None:
-    """DF-CMT-03: same key, same bytes, pauses that grow; until it is known."""
-    sent: list[tuple[str, bytes]] = []
-
-    class Failing(Wrapper):
-        def create(self, key: str, data: Any) -> bool:
-            sent.append((key, bytes(data)))
-            if len(sent) <= 7:
-                raise StoreError(ErrorCode.STORE_FAILED, "503", where=key)
-            return self.inner.create(key, data)
-
-    clock = Clock()
-    log = new_log(Failing(memory()), clock)
-    assert log.append(Claim, claim_members()).record.seq == 0
-    assert len(sent) == 8
-    assert len(set(sent)) == 1
-    assert clock.pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
-
-
-def test_a_reply_lost_to_a_collision() -> None:
-    """DF-CMT-02, DF-CMT-03: unknown, then known to be another's: the next place is tried."""
-    storage = memory()
-    other = new_log(storage)
-
-    class Race(Wrapper):
-        def create(self, key: str, data: Any) -> bool:
-            if key == record_key(1) and not raced:
-                raced.append(key)
-                other.append(Claim, claim_members("b"))
-                raise StoreError(ErrorCode.STORE_FAILED, "timed out", where=key)
-            return self.inner.create(key, data)
-
-    raced: list[str] = []
-    log = new_log(Race(storage))
-    log.append(Claim, claim_members())
-    assert log.append(Commit, commit_members(log, 0, step=1)).record.seq == 2
-    assert not new_log(storage).history().void
-
-
-@pytest.mark.parametrize("stored_after_all", [False, True])
-def test_an_unknown_outcome(stored_after_all: bool) -> None:
-    """DF-CMT-03: after giving up this writer writes no more; a new claim is a new writer, and finds out."""
-    storage = memory()
-
-    class Dead(Wrapper):
-        dead = False
-
-        def create(self, key: str, data: Any) -> bool:
-            if not self.dead:
-                return self.inner.create(key, data)
-            if stored_after_all:
-                self.inner.create(key, data)
-            raise StoreError(ErrorCode.STORE_FAILED, "504", where=key)
-
-    dead = Dead(storage)
-    clock = Clock()
-    log = new_log(dead, clock, seconds=20.0, jitter=lambda: 0.0)
-    log.append(Claim, claim_members())
-    dead.dead = True
-    with pytest.raises(CommitUnknown, match="504") as caught:
-        log.append(Commit, commit_members(log, 0, step=1))
-    assert caught.value.code is ErrorCode.COMMIT_UNKNOWN
-    assert caught.value.where == record_key(1)
-    assert 10 < clock.now <= 20
-    dead.dead = False
-    attempts = Counting(storage)
-    dead.inner = attempts
-    for step in (1, 2):
-        with pytest.raises(CommitUnknown):
-            log.append(Commit, commit_members(log, 0, step=step))
-    assert attempts.count("create") == 0
-    claim = log.append(Claim, claim_members()).record
-    assert claim.heads["main"].seq == (1 if stored_after_all else None)
-    commit = log.append(Commit, commit_members(log, claim.seq, step=2)).record
-    with pytest.raises(CommitUnknown):
-        log.append(Commit, commit_members(log, 0, step=3))
-    assert commit.depth == int(stored_after_all)
-    assert not new_log(storage).history().void
-
-
-def test_an_unknown_outcome_of_other_kinds() -> None:
-    """DF-CMT-03: records without a claim are this log's own; they stop, commits go on."""
-    storage = memory()
-    flaky = Flaky(storage, 0.0)
-    log = new_log(flaky)
-    log.append(Claim, claim_members())
-    commit = log.append(Commit, commit_members(log, 0, step=1)).record
-    flaky.fail = lambda operation, key, before: operation == "create"
-    with pytest.raises(CommitUnknown):
-        log.append(Tag, lambda state: {"name": "x", "target": commit.seq})
-    flaky.fail = lambda operation, key, before: False
-    for kind, members in ((Tag, {"name": "x", "target": commit.seq}), (Drop, {"branch": "main"})):
-        with pytest.raises(CommitUnknown, match="unknown"):
-            log.append(kind, lambda state, members=members: members)
-    log.append(Commit, commit_members(log, 0, step=2))
-    new_log(storage).append(Tag, lambda state: {"name": "x", "target": commit.seq})
-
-
-def test_the_reading_back_fails() -> None:
-    """DF-CMT-02, DF-STO-04: while the record in place cannot be read the outcome is unknown."""
-    storage = memory()
-
-    class Unreadable(LostReply):
-        failures = 3
-
-        def get(self, key: str, *, limit: int | None = None) -> bytes:
-            if self.times == 0 and self.failures:
-                self.failures -= 1
-                raise StoreError(ErrorCode.STORE_FAILED, "500", where=key)
-            return self.inner.get(key, limit=limit)
-
-    log = new_log(Unreadable(storage, exists=True))
-    assert log.append(Claim, claim_members()).record.seq == 0
-    assert len(records_in(storage)) == 1
-
-
-def test_rubbish_in_the_place() -> None:
-    """DF-CMT-03: what is in the place cannot be told to be another's record: this writer stops."""
-    storage = memory()
-
-    class Rubbish(Wrapper):
-        def create(self, key: str, data: Any) -> bool:
-            self.inner.put(key, b"rubbish")
-            return False
-
-    log = new_log(Rubbish(storage))
-    with pytest.raises(MalformedError):
-        log.append(Claim, claim_members())
-
-
-def test_known_failures_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is certain that nothing was stored (a full disk), the error is told, and the writer may go on."""
-    import os
-
-    clock = Clock()
-    log = new_log(LocalStorage(str(tmp_path)), clock)
-    log.append(Claim, claim_members())
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(NotStoredError, match="No space left"):
-        log.append(Commit, commit_members(log, 0, step=1))
-    assert clock.pauses == []
-    monkeypatch.undo()
-    assert log.append(Commit, commit_members(log, 0, step=1)).record.seq == 1
-
-
-@pytest.mark.parametrize("executed", [False, True])
-def test_killed_at_every_operation(executed: bool) -> None:
-    """DF-CMT-03: wherever a writer is stopped, the next one finds a whole log and goes on."""
-
-    def work(storage: Storage) -> None:
-        log = new_log(storage)
-        claim = log.append(Claim, claim_members()).record.seq
-        for _ in range(3):
-            log.append(Commit, commit_members(log, claim))
-            log.write_hint(force=True)
-
-    total = StopAt(memory(), None, operations=OPERATIONS)
-    work(total)
-    for number in range(1, total.seen + 1):
-        storage = memory()
-        with pytest.raises(Killed):
-            work(StopAt(storage, number, executed=executed, operations=OPERATIONS))
-        before = len(records_in(storage))
-        work(storage)
-        assert len(records_in(storage)) == before + 4
-        history = new_log(storage).history()
-        assert not history.void
-        assert history.state == new_log(storage).tail()
-
-
-def test_interrupted_while_creating() -> None:
-    """DF-CMT-03: an interrupt leaves the outcome unknown, too."""
-    storage = memory()
-    log = new_log(storage)
-    log.append(Claim, claim_members())
-    log._storage = StopAt(storage, 1, executed=True)
-    with pytest.raises(Killed):
-        log.append(Commit, commit_members(log, 0, step=1))
-    log._storage = storage
-    with pytest.raises(CommitUnknown):
-        log.append(Commit, commit_members(log, 0, step=2))
-
-
-def test_an_error_of_the_caller_ends_the_attempt() -> None:
-    storage = memory()
-    log = new_log(storage)
-
-    def members(state: State) -> dict[str, Any]:
-        raise ConflictError(ErrorCode.BRANCH_HELD, "by host x")
-
-    with pytest.raises(ConflictError, match="by host x"):
-        log.append(Claim, members)
-    assert log.append(Claim, claim_members()).record.seq == 0
-
-
-@pytest.mark.parametrize("place", ["memory", "local", "flaky"])
-def test_many_writers_at_once(place: str, tmp_path: Path) -> None:
-    """DF-CMT-02, DF-CMT-03: writers of several branches race, with and without lost replies; each commit once."""
-    inner = LocalStorage(str(tmp_path)) if place == "local" else memory()
-
-    def write(branch: str) -> list[int]:
-        storage: Storage = LostReply(inner, times=3, exists=branch < "b2") if place == "flaky" else inner
-        log = new_log(storage)
-        claim = log.append(Claim, claim_members(branch)).record.seq
-        return [log.append(Commit, commit_members(log, claim, branch, step=step)).record.seq for step in range(8)]
-
-    with ThreadPoolExecutor(4) as pool:
-        seqs = list(pool.map(write, [f"b{i}" for i in range(4)]))
-    assert sorted(itertools.chain(*seqs, [r.seq for r in records_in(inner) if r.kind == "claim"])) == list(range(36))
-    history = new_log(inner).history()
-    assert not history.void
-    assert {name: head.step for name, head in history.state.heads.items()} == dict.fromkeys(("b0", "b1", "b2", "b3"), 7)
-    assert new_log(inner).tail() == history.state
-
-
-def test_one_log_in_many_threads() -> None:
-    """One log may be read and written by several threads."""
-    storage = memory()
-    log = new_log(storage)
-    log.append(Claim, claim_members())
-    done = threading.Event()
-    seen: list[list[int]] = []
-
-    def read() -> None:
-        mine: list[int] = []
-        while not done.is_set():
-            mine.append(log.tail().seq)
-            if len(mine) % 7 == 0:
-                log.history()
-            log.judged(log.append(Commit, commit_members(log, 0)).record.seq) if len(mine) < 3 else None
-        seen.append(mine)
-
-    def write(number: int) -> None:
-        for _ in range(10):
-            log.append(Commit, commit_members(log, 0))
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(write, range(3)))
-    done.set()
-    for reader in readers:
-        reader.join()
-    assert all(mine == sorted(mine) for mine in seen)
-    assert log.tail() == new_log(storage).history().state
-    assert log.tail().seq >= 30
-
-
-# -- hints --------------------------------------------------------------------------------------------------
-
-
-def hint_in(storage: Storage) -> int | None:
-    try:
-        value = json.loads(storage.get(TAIL_HINT))["seq"]
-    except MissingError:
-        return None
-    assert isinstance(value, int)
-    return value
-
-
-def test_hints() -> None:
-    """DF-LOG-10: at most once a second, but for the last one; never before the record exists."""
-    storage = memory()
-    clock = Clock()
-    log = new_log(storage, clock)
-    assert log.write_hint() is False
-    assert hint_in(storage) is None
-    log.append(Claim, claim_members())
-    assert log.write_hint() is True
-    assert hint_in(storage) == 0
-    log.append(Commit, commit_members(log, 0, step=1))
-    for passed in (0.0, 0.5, 0.4):
-        clock.now += passed
-        assert log.write_hint() is False
-    assert hint_in(storage) == 0
-    clock.now += 0.2
-    assert log.write_hint() is True
-    assert hint_in(storage) == 1
-    log.append(Commit, commit_members(log, 0, step=2))
-    assert log.write_hint(2) is False
-    assert log.write_hint(2, force=True) is True
-    assert log.write_hint(force=True) is False  # it is there already
-    assert hint_in(storage) == 2
-    with pytest.raises(MalformedError):
-        log.write_hint(3)
-
-
-def test_hints_may_fail() -> None:
-    """DF-LOG-10: a commit does not fail with its hint; the next try waits its second."""
-    storage = memory()
-    clock = Clock()
-    log = new_log(Flaky(storage, lambda operation, key, before: operation == "put"), clock)
-    log.append(Claim, claim_members())
-    assert log.write_hint() is False
-    assert log.write_hint(force=True) is False
-    counting = Counting(storage)
-    log._storage = counting
-    assert log.write_hint() is False
-    clock.now += 1
-    assert log.write_hint() is True
-    assert counting.count("put") == 1
-
-
 # -- the cache of records -----------------------------------------------------------------------------------
 
 
@@ -1047,17 +492,10 @@ def test_a_record_that_is_refused_is_refused_again(maker: LogMaker) -> None:
             log.record(13)
 
 
-def test_times_and_nonces() -> None:
-    from deltaformat.log import new_nonce, utc_now
-
-    assert len({new_nonce() for _ in range(100)}) == 100
-    assert len(new_nonce()) == 32
-    assert utc_now().endswith("Z")
-    assert "T" in utc_now()
-
-
-def _unused() -> Iterator[DeltaFormatError]:
-    yield from ()
-
-
-assert sha
+def test_a_record_is_kept_once(long_store: Storage) -> None:
+    """Threads that fetch the same record at once do not count it twice."""
+    reader = new_log(long_store)._reader
+    data = long_store.get(record_key(3))
+    reader.remember(3, data)
+    reader.remember(3, data)
+    assert reader._kept_bytes == len(data)

@@ -502,8 +502,13 @@ def test_numbers_above_the_limits_are_refused(monkeypatch):
     monkeypatch.setattr(manifest, "MAX_PACKS", 1)
     refused(arrow_file(), "limit-exceeded", match="packs")
     monkeypatch.setattr(manifest, "MAX_PACKS", 2)
+    monkeypatch.setattr(manifest, "_MAX_OBJECTS", 20)
+    decode_file(arrow_file())
+    refused(arrow_file(members=metadata(more=[[]] * 20)), "limit-exceeded", match="objects")
     monkeypatch.setattr(manifest, "MAX_TENSORS", 1)
     refused(arrow_file(), "limit-exceeded", match="tensors")
+    monkeypatch.setattr(manifest, "MAX_METADATA_BYTES", 300)
+    refused(arrow_file(), "limit-exceeded")
 
 
 # -- anything else ---------------------------------------------------------------------------------

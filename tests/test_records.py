@@ -69,17 +69,22 @@ COMMON: dict[str, Any] = {
     "prev": SHA,
     "nonce": nonce(5),
     "time": TIME,
-    "heads": {"main": {"seq": 4, "step": 40, "epoch": 1, "claim": 0}, "a/b": {"seq": None, "step": None, "epoch": 0, "claim": None}},
+    "heads": {
+        "main": {"seq": 4, "step": 40, "epoch": 1, "claim": 0},
+        "a/b": {"seq": None, "step": None, "epoch": 0, "claim": None},
+    },
     "last_tag": 2,
     "last_retire": None,
     "requires": [],
 }  # fmt: skip
 
 KINDS: dict[str, dict[str, Any]] = {
-    "claim": {"branch": "main", "epoch": 2, "host": "a host", "pid": 7, "resume_from": 3, "single_writer": False},
+    "claim": {
+        "branch": "main", "epoch": 2, "host": "a host", "pid": 7, "resume_from": 3, "single_writer": False,
+    },
     "commit": {
-        "branch": "main", "claim": 0, "step": 40, "parent": 4, "depth": 3, "ancestors": [[2, 4, 30], [0, 1, 10]],
-        "root": root(40),
+        "branch": "main", "claim": 0, "step": 40, "parent": 4, "depth": 3,
+        "ancestors": [[2, 4, 30], [0, 1, 10]], "root": root(40),
         "manifests": [{"key": manifest_key(0, SHA), "size": 9, "content_size": 99}],
         "objects_added": [{"key": pack_key(0, SHA), "size": 8}, {"key": file_key(0, SHA), "size": 0}],
         "objects_dropped": [{"key": pack_key(1, SHA), "size": 7}],
@@ -188,7 +193,8 @@ def test_descriptor_limits() -> None:
 
 HEADS = {"main": Head(4, 40, 1, 0), "a/b": Head(None, None, 0, None)}
 BASE: dict[str, Any] = {
-    "seq": 5, "prev": SHA, "nonce": nonce(5), "time": TIME, "heads": HEADS, "last_tag": 2, "last_retire": None,
+    "seq": 5, "prev": SHA, "nonce": nonce(5), "time": TIME, "heads": HEADS, "last_tag": 2,
+    "last_retire": None,
 }  # fmt: skip
 
 RECORDS: dict[str, Record] = {
@@ -197,7 +203,8 @@ RECORDS: dict[str, Record] = {
         **BASE, branch="main", claim=0, step=40, parent=4, depth=3, ancestors=((2, 4, 30), (0, 1, 10)),
         root=root(40), manifests=(ManifestRef(manifest_key(0, SHA), 9, 99),),
         objects_added=(ObjectRef(pack_key(0, SHA), 8), ObjectRef(file_key(0, SHA), 0)),
-        objects_dropped=(ObjectRef(pack_key(1, SHA), 7),), metadata={"loss": 0.5, "é": [None, 12345678901234567890]},
+        objects_dropped=(ObjectRef(pack_key(1, SHA), 7),),
+        metadata={"loss": 0.5, "é": [None, 12345678901234567890]},
     ),
     "fork": Fork(**BASE, branch="new", source=4, step=40),
     "tag": Tag(**BASE, name="best", target=4),
@@ -250,7 +257,7 @@ WRONG_TYPES: list[Any] = [True, 1.5, "text", [1.5], {"a": 1}, [[1]], [{}]]
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_members_of_other_types(kind: str, data: st.DataObject) -> None:
-    """DF-JSN-01: whatever a member is replaced by, it is parsed as such or refused by an error of the format."""
+    """DF-JSN-01: whatever a member is replaced by, it is parsed as such or refused by an error of ours."""
     members = members_of(kind)
     name = data.draw(st.sampled_from(sorted(members)))
     members[name] = data.draw(st.sampled_from(WRONG_TYPES) | st.integers() | st.none() | st.text(max_size=5))

@@ -163,11 +163,17 @@ def test_time_and_memory_are_the_blocks_not_the_elements():
 
 
 class Seven:
+    def __repr__(self):
+        return "Seven"
+
     def __index__(self):
         return 7
 
 
 class Advanced:
+    def __repr__(self):
+        return "Advanced"
+
     def __array__(self):
         return np.zeros(3)
 

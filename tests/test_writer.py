@@ -1,5 +1,6 @@
 """What a writer promises: which commits are refused, what failed ones leave behind, what is stored where (SPEC 12.5, 14)."""
 
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -11,6 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
+import safetensors.numpy
+import xxhash
 from watching import Faulty, Recorder, failure, not_stored
 
 import deltaformat as df
@@ -28,9 +31,11 @@ from deltaformat.errors import (
     UnsafeError,
 )
 from deltaformat.keys import claim_of, parse_key
-from deltaformat.packs import parse_safetensors
+from deltaformat.packs import ExternalRef, parse_safetensors
 from deltaformat.recordcreate import Retry
 from deltaformat.storage import open_storage
+from deltaformat.versionmap import VersionMapBuilder
+from deltaformat.writer import _Request
 
 BLOCK = 256
 numbers = itertools.count()
@@ -1071,4 +1076,109 @@ def test_a_progress_callback_that_raises():
     assert kinds(store) == ["claim"]
     with store.writer() as writer:
         writer.commit(step=0, tensors=tensors)
+    reads(store.version(), tensors)
+
+
+# -- external bases -----------------------------------------------------------------------------------------
+
+
+def base_file(path, tensors):
+    """An ordinary safetensors file, and where its tensors lie."""
+    safetensors.numpy.save_file(tensors, path)
+    data = path.read_bytes()
+    return data, parse_safetensors(data, len(data)).tensors
+
+
+def commit_base(store, url, data, entries):
+    """Commit a version whose bytes all lie in an external object; there is a method for it only in the command line's import."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    builder = VersionMapBuilder(digest_bytes=16, packs=[ExternalRef(url, len(data), sha256)])
+    for name, entry in entries.items():
+        content = data[entry.start : entry.end]
+        blocks = [content[at : at + BLOCK] for at in range(0, len(content), BLOCK)]
+        builder.add_tensor(
+            name,
+            entry.dtype,
+            entry.shape,
+            digests=np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, blocks)), np.uint8),
+            fresh=np.full(len(blocks), 255, np.uint8),
+            depth=np.ones(len(blocks), np.uint8),
+            pack=np.zeros(len(blocks), np.int32),
+            offset=entry.start + BLOCK * np.arange(len(blocks)),
+            length=np.array(list(map(len, blocks))),
+            encoding=np.zeros(len(blocks), np.uint8),
+        )
+    version = builder.finish()
+    with store.writer() as writer:
+        manifest = writer._put_manifest(version)
+        request = _Request(step=0, parts=(), files=None, metadata={}, allow_set_change=False, total=None)
+        writer._record(request, version, version.root("xxh3-128", BLOCK), manifest)
+    return sha256
+
+
+def test_an_external_base(tmp_path):
+    """DF-EXT-01, DF-EXT-03: refused by default, read where its prefix is allowed, mended by one copy in the store."""
+    tensors = {name: array.view(np.uint16) for name, array in state(36).items()}
+    path = tmp_path / "bases" / "base.safetensors"
+    path.parent.mkdir()
+    data, entries = base_file(path, tensors)
+    inner = memory()
+    make(inner)
+    allowed = df.open(inner, allow_external=[path.parent.as_uri() + "/"])
+    sha256 = commit_base(allowed, path.as_uri(), data, entries)
+    assert list(inner.list("packs/")) == []  # nothing was uploaded
+
+    reads(allowed.version(), tensors)
+    assert allowed.verify(all=True).findings == []
+    for refusing in (df.open(inner), df.open(inner, allow_external=[(tmp_path / "base").as_uri()])):
+        version = refusing.version()  # the manifest is in the store
+        with pytest.raises(UnsafeError, match="allow its prefix") as caught:
+            version.get_tensor("w0")
+        assert caught.value.code is ErrorCode.EXTERNAL_REFUSED
+        assert refusing.verify(all=True).findings != []
+
+    second = trained(tensors, 1)
+    with allowed.writer() as writer:  # the bytes outside are a base as any other
+        info = writer.commit(step=1, tensors=second)
+        assert info.payload_bytes < 4 * 40
+        assert info.read_bytes > 0
+        third = trained(second, 2)
+        writer.commit(step=2, tensors=third)
+    check_follow(allowed, 0, 1, second)
+    reads(allowed.version(step=1), second)
+    version = df.open(inner).version(step=2)
+    assert raw(version.follow(allowed.version(step=1), second)) == raw(third)  # a follower needs no base
+
+    path.write_bytes(data + b" ")
+    with pytest.raises(CorruptError) as caught:
+        allowed.version(step=0).state_dict()
+    assert caught.value.code is ErrorCode.SIZE_MISMATCH
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(CorruptError) as caught:
+        allowed.version(step=0).state_dict()
+    assert caught.value.code is ErrorCode.DIGEST_MISMATCH
+    path.unlink()
+    with pytest.raises(MissingError) as caught:
+        allowed.version(step=0).state_dict()
+    assert caught.value.code is ErrorCode.OBJECT_MISSING
+    inner.put(f"packs/external/{sha256}", data)
+    for store in (allowed, df.open(inner)):
+        for step, expected in enumerate((tensors, second, third)):
+            reads(store.version(step=step), expected)
+        assert store.verify(all=True).findings == []
+
+
+def test_an_external_base_that_changed_is_mended_by_a_copy(tmp_path):
+    """DF-EXT-03: "does not verify" is as good as gone."""
+    tensors = {name: array.view(np.uint16) for name, array in state(37).items()}
+    path = tmp_path / "base.safetensors"
+    data, entries = base_file(path, tensors)
+    inner = memory()
+    make(inner)
+    store = df.open(inner, allow_external=[tmp_path.as_uri()])
+    sha256 = commit_base(store, path.as_uri(), data, entries)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    inner.put(f"packs/external/{sha256}", data)
     reads(store.version(), tensors)

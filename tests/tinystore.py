@@ -67,7 +67,7 @@ class DictStorage:
 
     def head(self, key):
         data = self._find(key)
-        return ObjectInfo(key, len(data), self.times[key])
+        return ObjectInfo(key, len(data), self.times.get(key, EPOCH))
 
     def list(self, prefix):
         with self._lock:

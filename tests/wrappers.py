@@ -24,7 +24,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call: its operation, its key (a prefix for list, the first key for delete), the bytes that it moved."""
+    """One call: its operation, its key (a prefix for list, the first key for delete), the bytes it moved."""
 
     operation: str
     key: str
@@ -173,7 +173,7 @@ class LostReply(Wrapper):
         inner: The storage.
         times: How many.
         choose: Which keys.
-        exists: Tell that the key exists, as a client does that has repeated the request by itself; do not raise.
+        exists: Tell that the key exists, as a client does that has repeated the request; do not raise.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Flaky(Wrapper):
 
     Args:
         inner: The storage.
-        fail: Is asked with operation, key and how many operations there were before; or how likely a failure is.
+        fail: Is asked with operation, key, number of operations before; or how likely a failure is.
         seed: For the likelihood.
     """
 

@@ -19,9 +19,10 @@ from deltaformat.cli.options import (
     natural,
 )
 from deltaformat.cli.output import Console, human, plain
+from deltaformat.cli.reading import batches, read_many
 from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
 from deltaformat.stager import Progress
-from deltaformat.tensors import HostTensor, TensorSpec, to_host
+from deltaformat.tensors import HostTensor, TensorSpec
 
 __all__ = ["register_export", "register_import"]
 
@@ -187,6 +188,6 @@ def _export(options: argparse.Namespace, console: Console) -> int:
 
 
 def _read(version: df.Version) -> Iterator[tuple[str, HostTensor]]:
-    """One tensor at a time, verified."""
-    for name in version.map.names:
-        yield name, to_host(name, version.get_bytes(name))
+    """The tensors in order, a bounded batch in memory at a time, verified."""
+    for batch in batches(version, version.map.names):
+        yield from read_many(version, batch).items()

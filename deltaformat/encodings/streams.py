@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import zstandard
 
-from deltaformat.blocks import Buffer, Bytes
+from deltaformat.blocks import Buffer, Bytes, byte_view
 from deltaformat.errors import CorruptError, ErrorCode, MalformedError, UnsupportedError
 
 __all__ = [
@@ -37,9 +37,9 @@ class _Zstd(threading.local):
     """One compressor and decompressor per thread: making them costs more than a small stream."""
 
     def __init__(self) -> None:
-        # In these skewed alphabets most matches are chance, and cost more than the literals that they replace. The
-        # smallest table and long matches find runs and repeated rows, and little else: on exponents that is three
-        # times as fast as plain level 1, and 7 % smaller.
+        # In these skewed alphabets most matches are chance, and cost more than the literals that they
+        # replace. The smallest table and long matches find runs and repeated rows, and little else: on
+        # exponents that is three times as fast as plain level 1, and 7 % smaller.
         level = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
         self.compressor = zstandard.ZstdCompressor(compression_params=level)
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
@@ -112,7 +112,7 @@ class Cursor:
     __slots__ = ("_data", "_position")
 
     def __init__(self, payload: Buffer) -> None:
-        self._data = np.frombuffer(payload, np.uint8).data
+        self._data = byte_view(payload)
         self._position = 0
 
     def take(self, size: int) -> memoryview:

@@ -1,0 +1,33 @@
+"""Reads tensors in batches: many small tensors cost one request, and no batch more memory than it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import deltaformat as df
+from deltaformat.tensors import HostTensor
+
+__all__ = ["BATCH_BYTES", "batches", "read_many"]
+
+BATCH_BYTES = 32 << 20
+"""How much is read at a time, unless a single tensor is larger."""
+
+
+def batches(version: df.Version, names: Iterable[str]) -> Iterator[list[str]]:
+    """Divide names into runs of at most `BATCH_BYTES` bytes; a tensor above it has a run of its own."""
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        nbytes = version.map.nbytes(version.map.row(name))
+        if batch and size + nbytes > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += nbytes
+    if batch:
+        yield batch
+
+
+def read_many(version: df.Version, names: Sequence[str]) -> dict[str, HostTensor]:
+    """Read tensors at once, verified."""
+    return version._read([version.map.row(name) for name in names])

@@ -135,7 +135,8 @@ def _sweep(
             report.live_bytes += info.size
         elif use is not None:
             since = retired_at.get(use.retired_by) if use.retired_by is not None else None
-            if since is not None and now is not None and now - since > grace:  # DF-GC-02
+            # DF-GC-02; and what a writer has just written again, its next commit is about to name.
+            if since is not None and now is not None and now - max(since, info.modified) > grace:
                 doomed.append(info)
             else:
                 report.waiting.append((info.key, info.size))

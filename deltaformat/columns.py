@@ -56,7 +56,7 @@ def tensor_sizes(dtypes: Sequence[str], ranks: Integers, dims: Integers, *, wher
         # Products of hostile dimensions wrap around, harmlessly: a float sum of logarithms tells first
         # whether the true product fits.
         with np.errstate(divide="ignore"):
-            logarithms = np.log2(dims.astype(np.float64))
+            logarithms = np.log2(np.maximum(dims, 1).astype(np.float64))
         empty[axes] = np.minimum.reduceat(dims, starts[axes]) == 0
         magnitude[axes] = np.add.reduceat(logarithms, starts[axes])
         elements[axes] = np.multiply.reduceat(dims, starts[axes])

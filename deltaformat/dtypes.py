@@ -101,7 +101,7 @@ def tensor_nbytes(dtype: Dtype, shape: Sequence[int], *, where: str = "") -> int
     bits = math.prod(shape) * dtype.bits
     if bits % 8:
         raise _invalid(f"a {dtype.name} tensor of shape {list(shape)} does not fill whole bytes", where)
-    if bits // 8 > MAX_TENSOR_BYTES:
+    if math.prod(max(dim, 1) for dim in shape) * dtype.bits // 8 > MAX_TENSOR_BYTES:
         raise _invalid(f"a {dtype.name} tensor of shape {list(shape)} exceeds 2^53 - 1 bytes", where)
     return bits // 8
 

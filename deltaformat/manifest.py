@@ -14,6 +14,7 @@ from deltaformat import ijson
 from deltaformat.arrow import Lists, check_metadata, read_arrow, write_arrow
 from deltaformat.columns import prefix_sums, tensor_sizes
 from deltaformat.digests import DIGEST_SIZES
+from deltaformat.encodings.streams import MAX_WINDOW
 from deltaformat.errors import (
     CorruptError,
     ErrorCode,
@@ -202,6 +203,8 @@ def _decompress(data: bytes, content_size: int, max_content: int, where: str) ->
         raise _invalid("its zstd frame is skippable or needs a dictionary (DF-MAN-02)", where)
     if frame.content_size != content_size:  # an unstated size is a very large one here
         raise _invalid("its zstd frame does not state the record's content_size (DF-MAN-02)", where)
+    if frame.window_size > MAX_WINDOW:
+        raise _invalid(f"its zstd frame needs a window of {frame.window_size} bytes (DF-MAN-02)", where)
     if content_size == 0:
         raise _invalid("it is empty", where)
     decompressor = zstandard.ZstdDecompressor()

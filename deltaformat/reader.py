@@ -16,6 +16,7 @@ from deltaformat.context import Context, explain_missing
 from deltaformat.dtypes import get_dtype
 from deltaformat.errors import ErrorCode, InconsistentError, MissingError
 from deltaformat.keys import check_object
+from deltaformat.mapcheck import check_fresh
 from deltaformat.packs import FileRef
 from deltaformat.rebuild import allocate
 from deltaformat.records import Commit
@@ -161,6 +162,7 @@ class Version:
         """
         if self.parent is None or previous.seq != self.parent:
             return self.state_dict()
+        check_fresh(self.map, previous.map, self._block_bytes, where=f"commit {self.seq}")
         buffers = self._allocate(range(len(self.map.names)))
         for name, data in buffers.items():
             row = previous.map.index.get(name)

@@ -18,6 +18,7 @@ from deltaformat.blocks import Buffer, Bytes
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.encodings import decode_piece
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
+from deltaformat.packs import ExternalRef
 from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh
 from deltaformat.sources import Sources
 from deltaformat.versionmap import VersionMap
@@ -192,21 +193,45 @@ class Rebuilder:
         self, version: VersionMap, work: _Work, out: Bytes, *, keep_keyframe: bool = False
     ) -> Bytes | None:
         """Apply a block's pieces to `out` and check the result; gives the state after the first piece where that is not the last."""
-        batch, keyframe = work.batch, None
-        first, last = int(batch.piece_start[work.index]), int(batch.piece_start[work.index + 1])
+        payloads = work.payloads()
         try:
-            for piece in range(first, last):
-                start = int(batch.piece_at[piece])
-                payload = work.fetched[batch.piece_request[piece]][
-                    start : start + int(batch.piece_length[piece])
-                ]
-                decode_piece(int(batch.encoding[piece]), payload, out)
-                if keep_keyframe and piece == first and last - first > 1:
+            return self._apply(version, work, payloads, out, keep_keyframe)
+        except DeltaFormatError as error:
+            mended = None if work.batch.based[work.index] else self._from_copies(version, work, payloads)
+            if mended is None:
+                raise
+            try:
+                return self._apply(version, work, mended, out, keep_keyframe)
+            except DeltaFormatError:
+                raise error from None
+
+    def _apply(
+        self, version: VersionMap, work: _Work, payloads: list[Bytes], out: Bytes, keep_keyframe: bool
+    ) -> Bytes | None:
+        keyframe = None
+        try:
+            for number, (piece, payload) in enumerate(zip(work.pieces, payloads, strict=True)):
+                decode_piece(int(work.batch.encoding[piece]), payload, out)
+                if keep_keyframe and number == 0 and len(payloads) > 1:
                     keyframe = out.copy()
         except DeltaFormatError as error:
             raise type(error)(error.code, error.message, where=_where(version, work.block)) from error
         self._check(version, work.block, out)
         return keyframe
+
+    def _from_copies(self, version: VersionMap, work: _Work, payloads: list[Bytes]) -> list[Bytes] | None:
+        """The payloads, those of external objects from copies in the store; None without (DF-EXT-03)."""
+        batch, mended = work.batch, list(payloads)
+        for number, piece in enumerate(work.pieces):
+            request = batch.piece_request[piece]
+            ref = version.packs[batch.request_pack[request]]
+            if isinstance(ref, ExternalRef):
+                start = int(batch.request_start[request] + batch.piece_at[piece])
+                copy = self._sources.copied(ref, (start, int(batch.piece_length[piece])))
+                if copy is None:
+                    return None
+                mended[number] = np.frombuffer(copy, np.uint8)
+        return mended if any(a is not b for a, b in zip(mended, payloads, strict=True)) else None
 
     def _check(self, version: VersionMap, block: int, content: Bytes) -> None:
         if self._digest(content) != version.digest[block].tobytes():
@@ -259,6 +284,18 @@ class _Work:
     @property
     def block(self) -> int:
         return int(self.batch.blocks[self.index])
+
+    @property
+    def pieces(self) -> range:
+        starts = self.batch.piece_start
+        return range(int(starts[self.index]), int(starts[self.index + 1]))
+
+    def payloads(self) -> list[Bytes]:
+        batch, found = self.batch, []
+        for piece in self.pieces:
+            start, length = int(batch.piece_at[piece]), int(batch.piece_length[piece])
+            found.append(self.fetched[batch.piece_request[piece]][start : start + length])
+        return found
 
 
 def _where(version: VersionMap, block: int) -> str:

@@ -59,6 +59,13 @@ class Sources:
             except MissingError:
                 raise error from None
 
+    def copied(self, ref: ExternalRef, wanted: tuple[int, int]) -> Buffer | None:
+        """Read a range of the store's copy of an external object; None where there is none (DF-EXT-03)."""
+        try:
+            return self._storage.get_ranges(external_key(ref.sha256), [wanted])[0]
+        except MissingError:
+            return None
+
     def check_allowed(self, ref: PackEntry) -> None:
         """Refuse an external object that `ranges` would not read from its URL.
 

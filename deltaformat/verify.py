@@ -14,6 +14,7 @@ from deltaformat.context import Context, load_map
 from deltaformat.errors import DeltaFormatError, MissingError, StoreError
 from deltaformat.history import History
 from deltaformat.keys import check_object, record_key
+from deltaformat.mapcheck import check_fresh
 from deltaformat.packs import FileRef, PackEntry, PackRef
 from deltaformat.records import Commit
 from deltaformat.stager import Progress
@@ -83,6 +84,7 @@ class _Check:
         self._files: set[str] = set()
         self._blocks: set[bytes] = set()
         self._done = 0
+        self._previous: tuple[int, VersionMap] | None = None
         self.report = VerifyReport()
 
     def log(self) -> History | None:
@@ -130,6 +132,8 @@ class _Check:
             self._found(where, error)
             return
         self.report.tensors += len(version.names)
+        self._guard(where, partial(self._check_fresh, commit, version))
+        self._previous = commit.seq, version
         for ref in version.packs:
             self._guard(where, partial(self._pack, ref))
         for file in version.files:
@@ -137,6 +141,11 @@ class _Check:
                 self._files.add(file.key)
                 self._guard(f"{where}, file {file.path}", partial(self._file, file))
         self._check_blocks(version, where)
+
+    def _check_fresh(self, commit: Commit, version: VersionMap) -> None:
+        """DF-MAN-08, where the parent is at hand: the version checked before this one."""
+        if self._previous is not None and self._previous[0] == commit.parent:
+            check_fresh(version, self._previous[1], self._context.descriptor.block_bytes)
 
     def _check_blocks(self, version: VersionMap, where: str) -> None:
         wanted = [block for block in range(version.block_count) if self._is_new(version, block)]

@@ -58,7 +58,11 @@ TORCH = {
     "U64": torch.uint64,
 }
 UNFRAMED = ("F6_E2M3", "F6_E3M2")
-BITS = {name: 8 * np.dtype(kind).itemsize for name, kind in NUMPY.items()} | {"F4": 4} | dict.fromkeys(UNFRAMED, 6)
+BITS = (
+    {name: 8 * np.dtype(kind).itemsize for name, kind in NUMPY.items()}
+    | {"F4": 4}
+    | dict.fromkeys(UNFRAMED, 6)
+)
 LAYOUTS = ("plain", "fortran", "strided", "reversed", "big-endian")
 _TORCH_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

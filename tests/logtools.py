@@ -6,16 +6,11 @@ from typing import Any
 
 from logmaker import LogMaker, manifest, root
 
-from deltaformat.errors import (
-    MissingError,
-)
+from deltaformat.errors import MissingError
 from deltaformat.history import State, ancestors_for
 from deltaformat.keys import TAIL_HINT, record_key
 from deltaformat.log import Log, Retry
-from deltaformat.records import (
-    Record,
-    parse_record,
-)
+from deltaformat.records import Record, parse_record
 from deltaformat.storage import ObstoreStorage, Storage
 
 _numbers = itertools.count()

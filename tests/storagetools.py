@@ -5,14 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from deltaformat.errors import (
-    DeltaFormatError,
-    ErrorCode,
-)
+from deltaformat.errors import DeltaFormatError, ErrorCode
 from deltaformat.keys import pack_key, record_key
-from deltaformat.storage import (
-    Storage,
-)
+from deltaformat.storage import Storage
 
 KEY = record_key(1)
 PACK = pack_key(0, "ab" * 32)

@@ -87,7 +87,9 @@ def statements(body):
     """What runs when a module is imported: not under TYPE_CHECKING, not inside functions."""
     for node in body:
         yield node
-        if isinstance(node, ast.If) and not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+        if isinstance(node, ast.If) and not (
+            isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        ):
             yield from statements(node.body + node.orelse)
         elif isinstance(node, ast.Try):
             yield from statements(node.body)
@@ -156,7 +158,11 @@ def test_pure_modules_do_no_io():
             assert not IMPORTS[module][1] & IO_MODULES, module
             path = PACKAGE.joinpath(*module.split("."))
             tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
-            called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+            called = {
+                node.func.id
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
             assert not called & {"open", "print", "input", "exec", "eval"}, module
 
 
@@ -181,7 +187,9 @@ def test_nothing_compares_floats(path):
             assert "float" not in kind, f"line {node.lineno}: astype({kind})"
         if isinstance(node, ast.Compare):
             for side in (node.left, *node.comparators):
-                assert not (isinstance(side, ast.Constant) and isinstance(side.value, float)), f"line {node.lineno}"
+                assert not (isinstance(side, ast.Constant) and isinstance(side.value, float)), (
+                    f"line {node.lineno}"
+                )
 
 
 # -- names --------------------------------------------------------------------------------------------------
@@ -190,11 +198,16 @@ def test_nothing_compares_floats(path):
 def test_all_is_complete():
     tree = ast.parse(Path(df.__file__).read_text())
     bound = {
-        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert set(df.__all__) == bound - {"annotations"}
     assert df.__all__ == sorted(set(df.__all__))
-    public = {name for name, value in vars(df).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    public = {
+        name for name, value in vars(df).items() if not name.startswith("_") and not inspect.ismodule(value)
+    }
     assert public <= set(df.__all__)
 
 
@@ -214,13 +227,17 @@ def public_members():
         yield name, value
         if inspect.isclass(value):
             for member, inner in vars(value).items():
-                if not member.startswith("_") and (inspect.isfunction(inner) or isinstance(inner, property | classmethod)):
+                if not member.startswith("_") and (
+                    inspect.isfunction(inner) or isinstance(inner, property | classmethod)
+                ):
                     yield f"{name}.{member}", inner
     for name in df.errors.__all__:
         yield f"errors.{name}", getattr(df.errors, name)
 
 
-@pytest.mark.parametrize(("name", "value"), list(public_members()), ids=[name for name, _ in public_members()])
+@pytest.mark.parametrize(
+    ("name", "value"), list(public_members()), ids=[name for name, _ in public_members()]
+)
 def test_public_names_have_docstrings(name, value):
     text = inspect.getdoc(value)
     assert text, name
@@ -283,7 +300,9 @@ SIGNATURES = [
 ]
 
 
-@pytest.mark.parametrize(("function", "positional", "named"), SIGNATURES, ids=[f.__qualname__ for f, _, _ in SIGNATURES])
+@pytest.mark.parametrize(
+    ("function", "positional", "named"), SIGNATURES, ids=[f.__qualname__ for f, _, _ in SIGNATURES]
+)
 def test_signatures(function, positional, named):
     """These names are relied upon; what is added to them is keyword-only and has a default."""
     parameters = dict(inspect.signature(function).parameters)
@@ -324,7 +343,9 @@ print(json.dumps([between - started, time.process_time() - between, sorted(sys.m
 
 
 def import_once():
-    done = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, timeout=120
+    )
     assert done.stderr == ""
     return json.loads(done.stdout)
 

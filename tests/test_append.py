@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 from logmaker import LogMaker
-from logtools import (
-    Clock,
-    branched,
-    claim_members,
-    commit_members,
-    memory,
-    new_log,
-    records_in,
-    stored,
-)
+from logtools import Clock, branched, claim_members, commit_members, memory, new_log, records_in, stored
 from wrappers import OPERATIONS, Counting, Flaky, Killed, LostReply, StopAt, Wrapper
 
 from deltaformat.errors import (
@@ -33,16 +24,7 @@ from deltaformat.errors import (
 from deltaformat.history import State
 from deltaformat.keys import TAIL_HINT, record_key
 from deltaformat.localstorage import LocalStorage
-from deltaformat.records import (
-    Claim,
-    Commit,
-    Drop,
-    Fork,
-    Head,
-    Record,
-    Retire,
-    Tag,
-)
+from deltaformat.records import Claim, Commit, Drop, Fork, Head, Record, Retire, Tag
 from deltaformat.storage import NotStoredError, Storage
 
 

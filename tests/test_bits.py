@@ -473,7 +473,8 @@ def test_moved_content_is_not_stored_again(keyframe, reopened):
     info = writer.commit(step=2, tensors=given(after, 0, "np"), allow_set_change=True)
     writer.close()
     assert (info.payload_bytes, info.packs) == (0, 0)
-    assert bool(info.read_bytes) == reopened  # equal digests are confirmed by bytes, which must be read there
+    # Equal digests are confirmed by bytes. They are read where the writer does not hold them (any more).
+    assert (info.read_bytes > 6 * 2560) == reopened
     previous, version = store.version(step=1), store.version(step=2)
     check(version, after)
     check_all(version.follow(previous, previous.state_dict()), after)
@@ -491,7 +492,10 @@ def test_blocks_that_move_inside_a_tensor(keyframe):
     states = [{"w": Bits("U8", (10, BLOCK), b"".join(order))} for order in orders]
     store = df.create(memory(), block_bytes=BLOCK)
     with store.writer(policy=Policy(keyframe=keyframe)) as writer:
-        payloads = [writer.commit(step=step, tensors=given(state, 0, "np")).payload_bytes for step, state in enumerate(states)]
+        payloads = [
+            writer.commit(step=step, tensors=given(state, 0, "np")).payload_bytes
+            for step, state in enumerate(states)
+        ]
     assert payloads[1:5] == [0, 0, 0, 0]
     assert payloads[5] == 5 * BLOCK  # gone from the parent: stored again
     version = store.version(step=0)

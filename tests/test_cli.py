@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import deltaformat as df
-from deltaformat.cli import main, output, parser, reading
+from deltaformat.cli import main, output, parser, reading, stores
 from deltaformat.cli.compare import count_differences
 from deltaformat.cli.options import UsageError, block_size, byte_size, hours, natural, positive
 from deltaformat.cli.output import Column, escape, human, percent, plain, table
@@ -290,6 +290,24 @@ def test_log_is_cut_at_twenty(run: Run, store: Path) -> None:
     }
 
 
+def test_log_tells_every_kind_of_record(run: Run, store: Path) -> None:
+    opened = df.open(store)
+    opened.fork("side", step=1)
+    opened.drop("side")
+    opened.tag("t", step=0)
+    opened.delete_tag("t")
+    opened.writer("solo", single_writer=True).close()
+    run("gc", store, "--keep-last", 1, "--yes")
+    text = run("log", store).out
+    for note in ("from commit 2", "branch ends", "tag t removed", "tag t: commit 1", "single writer"):
+        assert note in text
+    assert "2 versions retired" in text
+    kinds = {record["kind"]: record for record in run("log", store, "--json").json["records"]}
+    assert kinds["drop"].keys() == {"seq", "kind", "time", "branch"}
+    assert kinds["retire"].keys() == {"seq", "kind", "time", "commits"}
+    assert kinds["retire"]["commits"] == [1, 2]
+
+
 def test_log_of_an_empty_store(run: Run, tmp_path: Path) -> None:
     run("init", tmp_path / "new")
     assert run("log", tmp_path / "new").out == "no records\n"
@@ -496,6 +514,17 @@ def test_fork_and_tag(run: Run, store: Path) -> None:
     assert run("tag", store, "bad name", "--step", 1).code == 1
     assert run("fork", store, "side", "--step", 1).code == 1
     assert df.open(store).tags() == {}
+
+
+def test_long_lists_are_cut(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MAX_LISTED", 1)
+    monkeypatch.setattr(stores, "MAX_FINDINGS", 1)
+    assert "... and 1 more" in run("gc", store, "--keep-last", 1).out
+    for pack in (store / "packs").rglob("*.safetensors"):
+        pack.unlink()
+    ran = run("verify", store, "--all")
+    assert ran.code == 1
+    assert " more; --json lists all" in ran.out
 
 
 def test_gc_is_a_dry_run_unless_told(run: Run, store: Path) -> None:

@@ -27,10 +27,7 @@ from deltaformat.errors import (
 )
 from deltaformat.keys import record_key
 from deltaformat.localstorage import LocalStorage
-from deltaformat.storage import (
-    NotStoredError,
-    open_storage,
-)
+from deltaformat.storage import NotStoredError, open_storage
 
 
 @pytest.fixture

@@ -24,17 +24,7 @@ from deltaformat.errors import (
 from deltaformat.history import EMPTY
 from deltaformat.ijson import seal
 from deltaformat.keys import TAIL_HINT, record_key
-from deltaformat.records import (
-    Claim,
-    Commit,
-    Fork,
-    Head,
-    Record,
-    Retire,
-    Tag,
-    encode_record,
-    parse_record,
-)
+from deltaformat.records import Claim, Commit, Fork, Head, Record, Retire, Tag, encode_record, parse_record
 from deltaformat.storage import Storage
 
 # -- a long log, made once ----------------------------------------------------------------------------------

@@ -393,8 +393,11 @@ def test_numbers_at_their_limits_are_accepted():
     empty |= {
         name: pa.array([[]], array.type) for name, array in empty.items() if pa.types.is_list(array.type)
     }
-    empty["shape"] = pa.array([[1 << 40, 0, 1 << 40]], I64)
+    empty["shape"] = pa.array([[1 << 40, 0]], I64)
     assert decode_file(arrow_file(empty)).nbytes(0) == 0
+    empty["shape"] = pa.array([[1 << 40, 0, 1 << 40]], I64)  # DF-MAN-06: which no array could have
+    with pytest.raises(MalformedError):
+        decode_file(arrow_file(empty))
 
 
 def test_chains_of_64_pieces_are_accepted_and_no_longer_ones():

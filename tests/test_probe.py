@@ -8,19 +8,10 @@ import pytest
 from storagetools import KEY, PACK, listed
 from wrappers import Counting, Flaky, Killed, LostReply, StopAt, Wrapper
 
-from deltaformat.errors import (
-    ErrorCode,
-    LimitError,
-    MissingError,
-    StoreError,
-)
+from deltaformat.errors import ErrorCode, LimitError, MissingError, StoreError
 from deltaformat.keys import TAIL_HINT, probe_key, record_key
 from deltaformat.localstorage import LocalStorage
-from deltaformat.storage import (
-    Storage,
-    open_storage,
-    probe,
-)
+from deltaformat.storage import Storage, open_storage, probe
 
 # -- the probe ----------------------------------------------------------------------------------------------
 

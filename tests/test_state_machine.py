@@ -327,7 +327,10 @@ class Stores(RuleBasedStateMachine):
         commit = self.pick(branch, position)
         self.read(commit, lambda store: store.version(step=commit.step, branch=branch), fresh)
         steps = {commit.step for commit in self.lineage(self.heads[branch])}
-        for step in {commit.step + 1, max(steps) + 1} - steps:  # also where a commit that was superseded had it
+        for step in {
+            commit.step + 1,
+            max(steps) + 1,
+        } - steps:  # also where a commit that was superseded had it
             try:
                 self.reader.version(step=step, branch=branch)
             except MissingError as error:
@@ -355,7 +358,9 @@ class Stores(RuleBasedStateMachine):
             rows = tensor.shape[0]
             if rows and tensor.dtype != "F4":
                 size = len(tensor.raw) // rows
-                part = Bits(tensor.dtype, (rows - rows // 2, *tensor.shape[1:]), tensor.raw[rows // 2 * size :])
+                part = Bits(
+                    tensor.dtype, (rows - rows // 2, *tensor.shape[1:]), tensor.raw[rows // 2 * size :]
+                )
                 assert part.same_bits(version.get_slice(name)[rows // 2 :])
         parent = self.commits.get(commit.parent)
         if parent is not None and parent.live and commit.live:

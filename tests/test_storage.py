@@ -11,24 +11,10 @@ import numpy as np
 import pytest
 from storagetools import KEY, PACK, code_of, listed
 
-from deltaformat.errors import (
-    CorruptError,
-    ErrorCode,
-    LimitError,
-    MalformedError,
-    MissingError,
-    StoreError,
-)
+from deltaformat.errors import CorruptError, ErrorCode, LimitError, MalformedError, MissingError, StoreError
 from deltaformat.keys import DESCRIPTOR, TAIL_HINT, pack_key, record_key
 from deltaformat.localstorage import LocalStorage
-from deltaformat.storage import (
-    NotStoredError,
-    ObstoreStorage,
-    Storage,
-    chunks_of,
-    open_storage,
-    redact,
-)
+from deltaformat.storage import NotStoredError, ObstoreStorage, Storage, chunks_of, open_storage, redact
 
 
 @pytest.fixture(params=["local", "memory", "obstore-local"])

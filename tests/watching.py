@@ -81,7 +81,9 @@ class Recorder(Wrapper):
     def of(self, operation, prefix=""):
         """The calls of one operation whose key begins with `prefix`."""
         with self._lock:
-            return [call for call in self.calls if call.operation == operation and call.key.startswith(prefix)]
+            return [
+                call for call in self.calls if call.operation == operation and call.key.startswith(prefix)
+            ]
 
     def clear(self):
         with self._lock:

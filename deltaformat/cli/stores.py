@@ -26,6 +26,7 @@ __all__ = ["register", "register_init"]
 
 MAX_LISTED = 50
 """Lines of a long list that are printed; JSON has all of it."""
+MAX_FINDINGS = 1000
 
 
 def register_init(commands: Commands) -> None:
@@ -139,11 +140,11 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
         for finding in report.findings
     ]
     counts = _counts(report)
-    for finding in findings[: MAX_LISTED * 20]:
+    for finding in findings[:MAX_FINDINGS]:
         where = f"{plain(finding['where'])}: " if finding["where"] else ""
         console.say(f"{where}{plain(finding['message'])} [{finding['code']}]")
-    if len(findings) > MAX_LISTED * 20:
-        console.say(f"... and {len(findings) - MAX_LISTED * 20} more; --json lists all")
+    if len(findings) > MAX_FINDINGS:
+        console.say(f"... and {len(findings) - MAX_FINDINGS} more; --json lists all")
     looked = ", ".join(
         human(count) if name == "nbytes" else f"{count:,} {name}" for name, count in counts.items()
     )

@@ -203,7 +203,7 @@ def draft(
     try:
         return replace(record, heads=_EFFECTS[kind](state, record, known))
     except _VoidError as error:
-        raise _error(error.code, error.reason, record_key(record.seq)) from None
+        raise _error(error.code, error.reason, "log") from None
 
 
 def ancestors_for(parent: Commit) -> tuple[Ancestor, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -134,8 +134,12 @@ class Version:
             CorruptError: what was read is not what was committed.
             StoreError: the storage failed.
         """
-        host = self._read([self._row(name)])[name]
-        return TensorBytes(host.dtype, host.shape, host.data)
+        return self.get_many([name])[name]
+
+    def get_many(self, names: Iterable[str]) -> dict[str, TensorBytes]:
+        """Read several tensors at once: far fewer requests than one by one where they are small; otherwise as `get_bytes`."""
+        read = self._read([self._row(name) for name in names])
+        return {name: TensorBytes(host.dtype, host.shape, host.data) for name, host in read.items()}
 
     def get_tensor(self, name: str) -> Any:
         """Read a tensor in the framework asked for; errors as for `get_bytes`, and UnsupportedError for a dtype it lacks."""

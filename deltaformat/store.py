@@ -310,8 +310,15 @@ class Store:
         )
 
     def log(self, branch: str | None = None, limit: int | None = None) -> list[Record]:
-        """Records, newest first; of `branch`, or all. Void ones are left out; `verify` reports them."""
-        return list(self._context.log.records(branch=branch, limit=limit))
+        """Records, newest first; of `branch`, or all. Void ones are left out; `verify` reports them.
+
+        Raises:
+            MissingError: no record is of such a branch.
+        """
+        records = list(self._context.log.records(branch=branch, limit=limit))
+        if branch is not None and not records:
+            self._head(self._context.log.tail(), branch)
+        return records
 
     def branches(self) -> dict[str, Head]:
         """Live branches and their heads."""

@@ -1,4 +1,5 @@
-"""Tensors made from their canonical bytes, in any framework and memory layout, and what a reader must give for them.
+"""Tensors made from their canonical bytes, in any framework and memory layout, and what a reader must
+give for them.
 
 What is expected comes from the bytes, never from what the library returned.
 """

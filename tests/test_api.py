@@ -17,7 +17,8 @@ PACKAGE = Path(df.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 450
 
-# From the bottom up: a module imports from its own group and from those above it in this list, and nothing in a circle.
+# From the bottom up: a module imports from its own group and from those above it in this list, and nothing
+# in a circle.
 LAYERS = {
     "errors": ["errors"],
     "values": ["arrow_guard", "blocks", "columns", "digests", "dtypes", "external", "ijson", "keys", "paths"],
@@ -178,7 +179,9 @@ SEE_WEIGHTS = [path for path in MODULES if name_of(path) in {
 
 @pytest.mark.parametrize("path", SEE_WEIGHTS, ids=name_of)
 def test_nothing_compares_floats(path):
-    """DF-DTY-03: changes are found by bits; no value is compared with a tolerance, tested for NaN, or cast to a float."""
+    """DF-DTY-03: changes are found by bits; no value is compared with a tolerance, tested for NaN, or cast
+    to a float.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             assert node.attr not in FLOATS, f"line {node.lineno}: {node.attr}"

@@ -1,4 +1,6 @@
-"""Weights come back bit for bit: every dtype, layout and change, however they are read (DF-BLK-01, DF-DTY-03)."""
+"""Weights come back bit for bit: every dtype, layout and change, however they are read (DF-BLK-01, DF-
+DTY-03).
+"""
 
 import itertools
 import random
@@ -7,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import xxhash
 from bitstates import (
     BITS,
     LAYOUTS,
@@ -247,8 +250,8 @@ def test_names_are_data():
     state = {
         name: random_bits(rng, "BF16", (20, 10))
         for name in (
-            "", "/", "..", "../../etc/passwd", "a\0b", "\n", '"', "\\", "é", "e\u0301", "a" * 4000, "\U0001f600",
-            "__metadata__", "deltaformat.payload", "A", "a", " a", "log/1", "\u202e", "\x7f",
+            "", "/", "..", "../../etc/passwd", "a\0b", "\n", '"', "\\", "é", "e\u0301", "a" * 4000,
+            "__metadata__", "deltaformat.payload", "A", "a", " a", "log/1", "\u202e", "\x7f", "\U0001f600",
         )
     }  # fmt: skip
     for policy in (Policy(keyframe="raw"), Policy()):
@@ -281,7 +284,9 @@ def test_an_empty_state_is_a_version():
 
 @pytest.mark.parametrize("digest", DIGESTS)
 def test_same_weights_same_root(digest):
-    """DF-DIG-03: whatever the framework, the order, the history, the policy and the way they were committed."""
+    """DF-DIG-03: whatever the framework, the order, the history, the policy and the way they were
+    committed.
+    """
     state = STATES[5]
     root = spec_root(state, BLOCK, digest)
 
@@ -423,7 +428,9 @@ def fresh(version, name):
 @pytest.mark.parametrize("keyframe", ["planes", "raw"])
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_tied_tensors_are_stored_once(keyframe, framework):
-    """DF-DIG-02: two names of one storage share their pieces, at first and when both change; each is readable."""
+    """DF-DIG-02: two names of one storage share their pieces, at first and when both change; each is
+    readable.
+    """
     rng = np.random.default_rng(9)
     tensor, other = random_bits(rng, "BF16", (32, 40)), random_bits(rng, "BF16", (32, 40))
     states = [{"embed": tensor, "head": tensor, "w": other}]
@@ -454,9 +461,54 @@ def test_tied_tensors_are_stored_once(keyframe, framework):
 
 
 @pytest.mark.parametrize("reopened", [False, True])
+def test_equal_digests_are_no_equal_content(reopened, monkeypatch):
+    """DF-DIG-02: under a digest that sees the first 8 bytes only, blocks that differ behind them stay
+    apart.
+    """
+    monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda data: (bytes(memoryview(data)[:8]) * 2).ljust(16))
+    rng = np.random.default_rng(20)
+    start = rng.bytes(8)
+    states = [{name: Bits("U8", (256,), start + rng.bytes(248)) for name in "ab"}]
+    states.append(states[0] | {name: Bits("U8", (256,), start + rng.bytes(248)) for name in "cd"})
+    store = df.create(memory(), block_bytes=BLOCK)
+    writer = store.writer()
+    for step, state in enumerate(states):
+        if reopened:
+            writer.close()
+            writer = store.writer()
+        writer.commit(step=step, tensors=given(state, 0, "np"), allow_set_change=True)
+    writer.close()
+    for step, state in enumerate(states):
+        check(store.version(step=step), state)
+
+
+def test_tensors_that_become_tied():
+    """DF-MAN-07: one chain, but `fresh` counts from each one's own parent, which was not the same."""
+    rng = np.random.default_rng(19)
+    a, b = random_bits(rng, "BF16", (16, 16)), random_bits(rng, "BF16", (16, 16))
+    c = flip(rng, a, 10)
+    states = [{"a": a, "b": b, "c": c}, {"a": c, "b": c, "c": c}, {"a": c, "b": flip(rng, c, 2), "c": c}]
+    store = df.create(memory(), block_bytes=BLOCK)
+    with store.writer() as writer:
+        for step, state in enumerate(states):
+            writer.commit(step=step, tensors=given(state, 0, "np"))
+    previous = store.version(step=0)
+    for step in (1, 2):
+        version = store.version(step=step)
+        check(version, states[step])
+        check_all(version.follow(previous, previous.state_dict()), states[step])
+        previous = version
+    tied = store.version(step=1)
+    assert pieces(tied, "a") == pieces(tied, "b")
+    assert [set(fresh(tied, name)) for name in "abc"] == [{1}, {255}, {0}]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("keyframe", ["planes", "raw"])
 def test_moved_content_is_not_stored_again(keyframe, reopened):
-    """DF-DIG-02: renamed tensors and swapped experts take the chains that exist; followers get the right bits."""
+    """DF-DIG-02: renamed tensors and swapped experts take the chains that exist; followers get the right
+    bits.
+    """
     rng = np.random.default_rng(10)
     before = {f"experts.{i}.w": random_bits(rng, "BF16", (32, 40)) for i in range(6)}
     before["name"] = random_bits(rng, "F32", (11, 64))
@@ -484,7 +536,9 @@ def test_moved_content_is_not_stored_again(keyframe, reopened):
 
 @pytest.mark.parametrize("keyframe", ["planes", "raw"])
 def test_blocks_that_move_inside_a_tensor(keyframe):
-    """DF-DIG-02: rolled forwards and backwards; what a block was is compared before another one takes its place."""
+    """DF-DIG-02: rolled forwards and backwards; what a block was is compared before another one takes its
+    place.
+    """
     rng = np.random.default_rng(18)
     first = random_bits(rng, "U8", (10, BLOCK))
     rows = [first.raw[at : at + BLOCK] for at in range(0, 10 * BLOCK, BLOCK)]
@@ -519,7 +573,9 @@ def test_tensors_of_several_slabs(threads, monkeypatch):
 
 
 def test_retyped_and_reshaped_tensors_reuse_their_pieces():
-    """DF-MAN-08, DF-ENC-07: the same bytes under another dtype or shape are the parent's blocks, and change as such."""
+    """DF-MAN-08, DF-ENC-07: the same bytes under another dtype or shape are the parent's blocks, and
+    change as such.
+    """
     rng = np.random.default_rng(11)
     first = random_bits(rng, "F32", (40, 20))
     forms = [
@@ -549,7 +605,9 @@ def test_retyped_and_reshaped_tensors_reuse_their_pieces():
 
 
 def test_appended_rows_leave_the_others_alone():
-    """DF-BLK-02, DF-MAN-08: full blocks stay the parent's; only the short last one and new ones are stored."""
+    """DF-BLK-02, DF-MAN-08: full blocks stay the parent's; only the short last one and new ones are
+    stored.
+    """
     rng = np.random.default_rng(12)
     rows = [random_bits(rng, "BF16", (37, 20))]  # 1480 bytes: five blocks and a short one
     rows.append(Bits("BF16", (50, 20), rows[0].raw + rng.bytes(13 * 40)))
@@ -565,7 +623,9 @@ def test_appended_rows_leave_the_others_alone():
 
 
 def test_a_block_that_returns_to_an_older_version():
-    """A chain goes back and forth: every state is rebuilt from pieces, never from a value that was remembered."""
+    """A chain goes back and forth: every state is rebuilt from pieces, never from a value that was
+    remembered.
+    """
     rng = np.random.default_rng(13)
     a = random_bits(rng, "BF16", (16, 16))
     b = flip(rng, a, 5)
@@ -608,7 +668,9 @@ def test_tensors_mutated_after_a_background_commit(keyframe, framework):
 @pytest.mark.parametrize("keyframe", ["planes", "raw"])
 @pytest.mark.parametrize("block", [True, False])
 def test_a_stream_that_reuses_its_buffer(keyframe, block):
-    """One tensor is in memory at a time: what was yielded may be overwritten as soon as the next is asked for."""
+    """One tensor is in memory at a time: what was yielded may be overwritten as soon as the next is asked
+    for.
+    """
     rng = np.random.default_rng(15)
     states = [{f"w{i}": random_bits(rng, "F16", (40, 20)) for i in range(12)}]
     for _ in range(2):
@@ -664,7 +726,9 @@ def test_frameworks_read_each_others_weights(dtype):
 
 
 def test_torch_views_of_every_kind():
-    """DF-BLK-01: transposed, expanded, conjugated and negated views, parameters and 0-d tensors, by their elements."""
+    """DF-BLK-01: transposed, expanded, conjugated and negated views, parameters and 0-d tensors, by their
+    elements.
+    """
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6) - 7.5
     numbers = torch.complex(base, -base)
     tensors = {
@@ -693,7 +757,7 @@ def test_a_long_read_has_few_requests():
     watched = Recorder(open_storage(memory(), create=True))
     store = df.create(watched, block_bytes=BLOCK)
     commit_all(store, STATES[:2])
-    watched.clear()
+    watched.reset()
     with df.open(watched).version() as version:
         assert watched.of("get_ranges") == []  # DF-RD-01
         version.state_dict()

@@ -1,6 +1,8 @@
+# ruff: noqa: PT017 - an operation may succeed or fail: the model says which was right
 """Whatever is done to a store, in any order, every version that it keeps comes back bit for bit.
 
-A model of a dozen lines of Python says what must be there; hypothesis looks for an order of operations after which it is not.
+A model of a dozen lines of Python says what must be there; hypothesis looks for an order of operations
+after which it is not.
 The profiles `ci` and `nightly` are in conftest.py.
 """
 
@@ -164,7 +166,7 @@ class Stores(RuleBasedStateMachine):
         else:
             self.committed(branch, info, step, state)
         finally:
-            self.faulty.fault = lambda operation, key: None
+            self.faulty.fault = self.faulty.none
 
     @rule(branch=st.sampled_from(BRANCHES), seed=seeds)
     def commit_that_is_refused(self, branch, seed):

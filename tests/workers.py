@@ -22,7 +22,7 @@ def compete(directory, name, commits, barrier):
     while len(acknowledged) < commits:
         with store.writer(policy=POLICY) as writer:
             try:
-                for _ in range(rng.randint(1, 8)):
+                for _ in range(rng.randint(2, 20)):
                     head = store.branches()["main"].step
                     step = 0 if head is None else head + 1
                     info = writer.commit(step=step, tensors=weights(step), metadata={"of": name, "n": len(acknowledged)})
@@ -33,7 +33,7 @@ def compete(directory, name, commits, barrier):
             except ConflictError as error:
                 assert error.code is ErrorCode.BRANCH_HELD
                 conflicts.append(str(error))
-                time.sleep(rng.random() * 0.03)
+                time.sleep(0.02 + rng.random() * 0.15)
     return acknowledged, conflicts
 
 

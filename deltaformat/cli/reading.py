@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import deltaformat as df
-from deltaformat.tensors import HostTensor
+from deltaformat.tensors import HostTensor, to_host
 
 __all__ = ["BATCH_BYTES", "batches", "read_many"]
 
@@ -30,4 +30,4 @@ def batches(version: df.Version, names: Iterable[str]) -> Iterator[list[str]]:
 
 def read_many(version: df.Version, names: Sequence[str]) -> dict[str, HostTensor]:
     """Read tensors at once, verified."""
-    return version._read([version.map.row(name) for name in names])
+    return {name: to_host(name, tensor) for name, tensor in version.get_many(names).items()}

@@ -1,4 +1,6 @@
-"""deltaformat: versioned model weights in a bucket or a directory; any step and any slice comes back bit for bit.
+"""deltaformat.
+
+Versioned model weights in a bucket or a directory; any step and any slice comes back bit for bit.
 
     import deltaformat as df
     store = df.create("run/")

@@ -1,8 +1,9 @@
 """What a writer holds in memory of the content it last saw: one host copy, known by digest.
 
-The bytes held here need not be the parent version's: a commit may have failed after they were replaced. So nothing is concluded from
-their presence. A block counts as the parent's only where its digest here equals the parent manifest's digest of the same tensor and block index
-(DF-DIG-02, DF-WR-01); any other is read from the store when it is needed.
+The bytes held here need not be the parent version's: a commit may have failed after they were replaced. So
+nothing is concluded from their presence. A block counts as the parent's only where its digest here equals the
+parent manifest's digest of the same tensor and block index (DF-DIG-02, DF-WR-01); any other is read from the
+store when it is needed.
 """
 
 from __future__ import annotations
@@ -48,9 +49,8 @@ class Held:
 
     def replace(self, index: int, content: Bytes, digest: bytes) -> None:
         """Hold `content` as block `index` from now on."""
-        self.valid[index] = (
-            False  # an interruption between the two assignments leaves a block that is read anew, not a false one
-        )
+        # An interruption between these lines leaves a block that is read anew, not a false one.
+        self.valid[index] = False
         self.block(index)[:] = content
         self.digests[index] = np.frombuffer(digest, np.uint8)
         self.valid[index] = True
@@ -72,8 +72,8 @@ class Baseline:
         """Make room for `name` with `nbytes` bytes.
 
         Returns:
-            The place for the new content, and what was held before. They are the same object while the size stays, so that a block's
-            old bytes must be used before the block is replaced.
+            The place for the new content, and what was held before. They are the same object while the size
+            stays, so that a block's old bytes must be used before the block is replaced.
         """
         old = self._held.get(name)
         if old is not None and old.data.size == nbytes:

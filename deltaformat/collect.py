@@ -12,6 +12,7 @@ from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
 from deltaformat.history import History, State
 from deltaformat.keys import KeyKind, parse_key, probe_key, record_key
 from deltaformat.liveness import object_uses
+from deltaformat.localstorage import LocalStorage
 from deltaformat.records import Retire
 from deltaformat.stager import Progress
 from deltaformat.storage import ObjectInfo
@@ -21,6 +22,7 @@ __all__ = ["GcReport", "collect"]
 PREFIXES = ("manifests/", "packs/", "files/", "hints/")
 DELETE_AT_ONCE = 500
 PROBE_AGE = timedelta(hours=1)  # far longer than any probe takes
+LEFTOVER_AGE = timedelta(days=1)  # since its last change; far longer than a write rests
 
 
 @dataclass(slots=True)
@@ -58,10 +60,13 @@ def collect(
     dry_run: bool,
     progress: Callable[[Progress], None] | None = None,
 ) -> GcReport:
-    """Retire all commits but the newest `keep_last` of every branch, those whose step `keep_every` divides, and tagged ones; then delete.
+    """Retire the versions that are not to be kept, then delete what nothing uses.
 
-    Objects of retired commits go once `grace` has passed since their `retire` record, by the store's own times; so a second run does it
-    where the first only retires. Objects that no commit names go at once if their claim is fenced.
+    Kept are the newest `keep_last` of every branch, those whose step `keep_every` divides, and tagged ones.
+
+    Objects of retired commits go once `grace` has passed since their `retire` record, by the store's own
+    times; so a second run does it where the first only retires. Objects that no commit names go at once if
+    their claim is fenced.
 
     Raises:
         MalformedError: keep_last below 1, keep_every below 1, a negative grace.
@@ -151,6 +156,8 @@ def _sweep(
     for start in range(0, len(doomed), DELETE_AT_ONCE):
         context.storage.delete([info.key for info in doomed[start : start + DELETE_AT_ONCE]])
         progress(Progress("delete", min(start + DELETE_AT_ONCE, len(doomed)), len(doomed)))
+    if isinstance(context.storage, LocalStorage):  # half-written files of processes that were killed
+        context.storage.remove_leftovers(older_than=LEFTOVER_AGE.total_seconds())
 
 
 def _listed(context: Context) -> Iterator[ObjectInfo]:

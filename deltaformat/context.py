@@ -41,8 +41,10 @@ def load_map(context: Context, commit: Commit) -> VersionMap:
     """Fetch, verify and parse the manifests of `commit` (SPEC 13, step 4).
 
     Raises:
-        MissingError: a part is not there: object-missing, or version-retired where a collector has taken it (DF-GC-05).
-        CorruptError, MalformedError, InconsistentError, LimitError: a part is not what the record says, or its root is not (DF-DIG-04).
+        MissingError: a part is not there: object-missing, or version-retired where a collector has taken it
+            (DF-GC-05).
+        CorruptError, MalformedError, InconsistentError, LimitError: a part is not what the record says, or
+            its root is not (DF-DIG-04).
     """
 
     def fetch(ref: ManifestRef) -> VersionMap:

@@ -243,7 +243,7 @@ def _error(code: ErrorCode, reason: str, where: str) -> DeltaFormatError:
     raise AssertionError(code)  # pragma: no cover - every code used here has one of these classes
 
 
-# -- preconditions and effects: the table of SPEC 12.2 ------------------------------------------------------
+# -- preconditions and effects: the table of SPEC 12.2 -------------------------------------------------------
 
 
 def _existing(state: State, branch: str) -> Head:

@@ -109,7 +109,7 @@ class Log:
         self._hinted_at: float | None = None
         self._hinted = -1
 
-    # -- reading --------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def tail(self) -> State:
         """The state after the newest record.
@@ -226,7 +226,7 @@ class Log:
                 start += window
                 window = min(2 * window, 4 * CONCURRENT_GETS)
 
-    # -- writing --------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def append(self, kind: type[R], members: Callable[[State], Mapping[str, Any]]) -> Appended[R]:
         """Append a record (SPEC 12.5): the *create* that makes it visible is the commit.
@@ -287,7 +287,7 @@ class Log:
             self._hinted = seq
             return True
 
-    # -- judging --------------------------------------------------------------------------------------------
+    # -- judging ---------------------------------------------------------------------------------------------
 
     def _follow(self, state: State) -> State:
         """Take in the records after a known state."""
@@ -345,7 +345,7 @@ class Log:
                         history.apply(record, digest)
         return history.state
 
-    # -- the commit -----------------------------------------------------------------------------------------
+    # -- the commit ------------------------------------------------------------------------------------------
 
     def _before_append(self, kind: type[Record]) -> tuple[State, Knowledge]:
         if kind is not Retire:

@@ -26,7 +26,8 @@ Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 PIECE_SLACK = 4_096
-"""A piece has at most twice its block's bytes and so many more: what a block's payloads can make a reader fetch stays in proportion."""
+"""A piece has at most twice its block's bytes and so many more: what a block's payloads can make a reader
+fetch stays in proportion."""
 
 _NEEDS_BASE = np.array([code.needs_base for code in sorted(Encoding)], np.bool_)
 
@@ -186,7 +187,12 @@ def _check_pieces(version: VersionMap, block_bytes: int, where: str) -> None:
         )
     lengths = version.block_lengths(np.arange(len(first)), block_bytes)
     longest = np.maximum.reduceat(length, first)
-    _refuse(version, longest > 2 * lengths + PIECE_SLACK, "a piece is longer than any encoding of it (DF-PCK-04)", where)
+    _refuse(
+        version,
+        longest > 2 * lengths + PIECE_SLACK,
+        "a piece is longer than any encoding of it (DF-PCK-04)",
+        where,
+    )
     _refuse(
         version,
         (encoding[first] == Encoding.RAW) & (length[first] != lengths),

@@ -55,7 +55,9 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tensors of one step whose packs are durable, staged against `parent`. Nothing is visible until `Writer.commit(parts=[...])`.
+    """Tensors of one step whose packs are durable, staged against `parent`.
+
+    Nothing is visible until `Writer.commit(parts=[...])`.
 
     Picklable; `to_bytes` and `from_bytes` serve any other channel.
 

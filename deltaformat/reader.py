@@ -31,7 +31,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What the manifest says of one tensor: dtype name, logical shape, canonical bytes and number of blocks."""
+    """What the manifest says of one tensor.
+
+    Dtype name, logical shape, canonical bytes and number of blocks.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,8 +45,8 @@ class TensorInfo:
 class Version:
     """One version of the weights.
 
-    Use it as a context manager, or call `close`. Safe for concurrent use by threads. Every block is checked against its digest before any
-    of its bytes is returned (DF-DIG-01).
+    Use it as a context manager, or call `close`. Safe for concurrent use by threads. Every block is checked
+    against its digest before any of its bytes is returned (DF-DIG-01).
 
     Memory: the result, and at most the store's memory budget in flight.
 
@@ -78,7 +81,7 @@ class Version:
 
     @property
     def root(self) -> str:
-        """`df1:<digest>:<block_bytes>:<hex>` (SPEC 7.1), recomputed from the manifest when the version was opened."""
+        """The printed root (SPEC 7.1), recomputed from the manifest when the version was opened."""
         return self.commit.root
 
     @property
@@ -88,7 +91,10 @@ class Version:
 
     @property
     def seq(self) -> int:
-        """The number of its record in the log: rises with every commit of the store, also where steps go back."""
+        """The number of its record in the log.
+
+        Rises with every commit of the store, also where steps go back.
+        """
         return self.commit.seq
 
     @property
@@ -137,16 +143,25 @@ class Version:
         return self.get_many([name])[name]
 
     def get_many(self, names: Iterable[str]) -> dict[str, TensorBytes]:
-        """Read several tensors at once: far fewer requests than one by one where they are small; otherwise as `get_bytes`."""
+        """Read several tensors at once.
+
+        Far fewer requests than one by one where they are small; otherwise as `get_bytes`.
+        """
         read = self._read([self._row(name) for name in names])
         return {name: TensorBytes(host.dtype, host.shape, host.data) for name, host in read.items()}
 
     def get_tensor(self, name: str) -> Any:
-        """Read a tensor in the framework asked for; errors as for `get_bytes`, and UnsupportedError for a dtype it lacks."""
+        """Read a tensor in the framework asked for.
+
+        Errors as for `get_bytes`, and UnsupportedError for a dtype it lacks.
+        """
         return self._framed(self._read([self._row(name)])[name])
 
     def get_slice(self, name: str) -> TensorSlice:
-        """A tensor to be indexed: `version.get_slice(name)[0:16]` reads only the blocks that hold these rows (DF-RD-01)."""
+        """A tensor to be indexed.
+
+        `version.get_slice(name)[0:16]` reads only the blocks that hold these rows (DF-RD-01).
+        """
         return TensorSlice(self, name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,15 +169,16 @@ class Version:
         return {name: self._framed(host) for name, host in self._read(range(len(self.map.names))).items()}
 
     def follow(self, previous: Version, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Rebuild this version from the tensors of its parent, fetching only what is fresh (SPEC 11.2, DF-RD-02).
+        """Rebuild this version from its parent's tensors, fetching only what is fresh (DF-RD-02).
 
         Args:
             previous: The version that `tensors` are. If it is not this one's parent, everything is read anew.
             tensors: Its whole state; left unchanged (DF-RD-03).
 
         Raises:
-            InconsistentError: `tensors` are not that version's (digest of an unchanged block differs, or a name is missing).
-            As for `get_tensor`.
+            InconsistentError: `tensors` lack a name of that version.
+            CorruptError: A block is not what it must be: `tensors` are not that version's, or as for
+                `get_tensor`.
         """
         if self.parent is None or previous.seq != self.parent:
             return self.state_dict()
@@ -204,7 +220,7 @@ class Version:
         check_object(ref.key, data, size=ref.size)
         return data
 
-    # -- reading -----------------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def _row(self, name: str) -> int:
         return self.map.row(name)
@@ -218,7 +234,10 @@ class Version:
         return {name: self._host(name, data) for name, data in buffers.items()}
 
     def _read_slice(self, name: str, selection: Selection) -> Bytes:
-        """The canonical bytes of a selection. Blocks that reach beyond its range are rebuilt aside, the others in their place."""
+        """The canonical bytes of a selection.
+
+        Blocks that reach beyond its range are rebuilt aside, the others in their place.
+        """
         row = self._row(name)
         buffer = allocate(selection.nbytes, where=name)
         first, size = int(self.map.block_start[row]), self.map.nbytes(row)
@@ -271,7 +290,10 @@ class Version:
 
 
 class TensorSlice:
-    """A tensor of a version, read as it is indexed; basic NumPy indexing on any axis. Follows safetensors' `get_slice`."""
+    """A tensor of a version, read as it is indexed; basic NumPy indexing on any axis.
+
+    Follows safetensors' `get_slice`.
+    """
 
     def __init__(self, version: Version, name: str) -> None:
         self._version = version

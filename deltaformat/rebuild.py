@@ -35,7 +35,10 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A verified block, and what its chain's first piece alone gives (verified with it: every later piece builds on it)."""
+    """A verified block, and what its chain's first piece alone gives (verified with it.
+
+    Every later piece builds on it).
+    """
 
     block: int
     data: Bytes
@@ -111,7 +114,9 @@ class Rebuilder:
         place: Callable[[int], Bytes],
         done: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Rebuild blocks where `place` says: a writable array of each block's length. After an error its contents mean nothing.
+        """Rebuild blocks where `place` says: a writable array of each block's length.
+
+        After an error its contents mean nothing.
 
         Args:
             version: The map.
@@ -136,14 +141,17 @@ class Rebuilder:
             done(size)
 
     def follow(self, version: VersionMap, place: Callable[[int], Bytes]) -> None:
-        """Turn the parent's blocks into this version's, in place, fetching only fresh pieces (DF-RD-02); every block is verified.
+        """Turn the parent's blocks into this version's, in place, fetching only fresh pieces (DF-RD-02).
+
+        Every block is verified.
 
         Args:
             version: The map.
             place: A writable array that holds the parent's block, where the parent has one of that length.
 
         Raises:
-            CorruptError: a block does not have its digest: the given content was not the parent's, or what was fetched is corrupt.
+            CorruptError: a block does not have its digest: the given content was not the parent's, or what
+                was fetched is corrupt.
             MissingError, MalformedError, StoreError: a block cannot be rebuilt.
         """
         plan = plan_fresh(version, block_bytes=self._block_bytes, budget=self._budget)
@@ -153,13 +161,16 @@ class Rebuilder:
         for _ in self._run(version, plan, lambda work: self._decode(version, work, place(work.block))):
             pass
 
-    # -- batches -----------------------------------------------------------------------------------------------------------------
+    # -- batches ---------------------------------------------------------------------------------------------
 
     def _plan(self, version: VersionMap, blocks: Integers) -> Plan:
         return plan_blocks(version, blocks, block_bytes=self._block_bytes, budget=self._budget)
 
     def _run(self, version: VersionMap, plan: Plan, rebuild: Callable[[_Work], T]) -> Iterator[T]:
-        """Fetch batch after batch, one ahead, and rebuild the blocks of each in threads; results come in order."""
+        """Fetch batch after batch, one ahead, and rebuild the blocks of each in threads.
+
+        Results come in order.
+        """
         if len(plan.blocks) == 1:  # as for most small tensors: threads would cost more than they give
             batch = plan.batch(0)
             yield from map(rebuild, self._fetch(version, batch).works())
@@ -187,12 +198,15 @@ class Rebuilder:
                 results = list(pool.map(read, requests))
         return _Fetched(batch, [np.frombuffer(buffer, np.uint8) for result in results for buffer in result])
 
-    # -- one block ---------------------------------------------------------------------------------------------------------------
+    # -- one block -------------------------------------------------------------------------------------------
 
     def _decode(
         self, version: VersionMap, work: _Work, out: Bytes, *, keep_keyframe: bool = False
     ) -> Bytes | None:
-        """Apply a block's pieces to `out` and check the result; gives the state after the first piece where that is not the last."""
+        """Apply a block's pieces to `out` and check the result.
+
+        Gives the state after the first piece where that is not the last.
+        """
         payloads = work.payloads()
         try:
             return self._apply(version, work, payloads, out, keep_keyframe)

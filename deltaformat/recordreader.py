@@ -107,7 +107,7 @@ class RecordReader:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].size
         return fetched
 
-    # -- the newest record ----------------------------------------------------------------------------------
+    # -- the newest record -----------------------------------------------------------------------------------
 
     def hint(self) -> int:
         """The number of a record that exists, or -1.
@@ -140,7 +140,7 @@ class RecordReader:
                 absent = middle
         return known
 
-    # -- along the links ------------------------------------------------------------------------------------
+    # -- along the links -------------------------------------------------------------------------------------
 
     def walk(self, seq: int, toward: Callable[[Commit], Ancestor | None]) -> Commit:
         """Go from commit `seq` to an ancestor, as `toward` tells, until it tells none.

@@ -12,7 +12,9 @@ __all__ = ["SingleWriterStorage"]
 
 
 class SingleWriterStorage:
-    """Looks before it creates. That is no protection against a second writer: the user has promised that there is none.
+    """Looks before it creates.
+
+    That is no protection against a second writer: the user has promised that there is none.
 
     Args:
         storage: The storage; all else is passed on to it.

@@ -1,7 +1,10 @@
-"""Where a writer's pieces go: packs that fill up, are hashed and uploaded in the background, with bounded memory.
+"""Where a writer's pieces go.
 
-A piece's final offset is known only when its pack is finished, and a pack's key only when it is hashed. Until `close`, a piece is named by
-(pack id, slot); `close` waits until every pack is durable and gives the table that turns those into offsets.
+Packs that fill up, are hashed and uploaded in the background, with bounded memory.
+
+A piece's final offset is known only when its pack is finished, and a pack's key only when it is hashed. Until
+`close`, a piece is named by (pack id, slot); `close` waits until every pack is durable and gives the table
+that turns those into offsets.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class _Sealed:
 class PackSink:
     """Collects pieces into packs of about `limit` bytes and uploads each as it fills.
 
-    Memory: the pack that fills and at most `UPLOADS` that are on their way. Buffers given to it must stay unchanged until `close` returns.
+    Memory: the pack that fills and at most `UPLOADS` that are on their way. Buffers given to it must stay
+    unchanged until `close` returns.
     """
 
     def __init__(self, storage: Storage, *, claim: int, limit: int, uploaded: Callable[[int], None]) -> None:

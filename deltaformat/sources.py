@@ -53,7 +53,8 @@ class Sources:
             self.check_allowed(ref)
             return _read_external(ref, ranges)
         except DeltaFormatError as error:
-            # DF-EXT-03: one upload mends a base that is gone; without it the first error is what the user must know.
+            # DF-EXT-03: one upload mends a base that is gone; without it the first error is what the user
+            # must know.
             try:
                 return self._storage.get_ranges(external_key(ref.sha256), ranges)
             except MissingError:
@@ -101,12 +102,16 @@ def sha256_of(ref: PackEntry) -> str | None:
 
 
 def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """Read an allowed URL. It goes through no client of the store's, so no credentials go with it (DF-EXT-02)."""
+    """Read an allowed URL.
+
+    It goes through no client of the store's, so no credentials go with it (DF-EXT-02).
+    """
     parts = urlsplit(ref.url)
     if parts.scheme != "file":
         raise UnsupportedError(
             ErrorCode.NOT_SUPPORTED,
-            f"cannot fetch {parts.scheme}: URLs; put a copy of the object at {external_key(ref.sha256)} in the store",
+            f"cannot fetch {parts.scheme}: URLs; put a copy of the object at"
+            f" {external_key(ref.sha256)} in the store",
             where=ref.url,
         )
     try:

@@ -1,7 +1,8 @@
 """Turn tensors into blocks, pieces and packs: a version's content, before it is committed (SPEC 14, step 2).
 
-Per tensor, in slabs of blocks that bound memory: look (compare with what is held, or hash), read (what is neither held nor unchanged), encode, place.
-Nothing here is visible to readers; a stage that fails leaves packs that no record names.
+Per tensor, in slabs of blocks that bound memory: look (compare with what is held, or hash), read (what is
+neither held nor unchanged), encode, place. Nothing here is visible to readers; a stage that fails leaves
+packs that no record names.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Policy:
 
     Attributes:
         max_chain: Pieces in a chain before its prefix is replaced, 2 to 64 (DF-WR-02).
-        keyframe: How content that has no counterpart in the parent is stored: `raw` (packs are ordinary checkpoint files, least work to
-            read and write) or `planes` (0.67 of that for bf16).
+        keyframe: How content that has no counterpart in the parent is stored: `raw` (packs are ordinary
+            checkpoint files, least work to read and write) or `planes` (0.67 of that for bf16).
         strata: Code positions per magnitude class (SPEC 9.3): smaller, slower.
         pack_bytes: Size at which a pack is closed, in bytes.
         threads: Blocks encoded at a time.
@@ -116,7 +117,10 @@ class _Look:
 
 @dataclass(slots=True)
 class _Tensor:
-    """One tensor on its way through the stage; blocks [0, comparable) have a counterpart of the same length in the parent."""
+    """One tensor on its way through the stage.
+
+    Blocks [0, comparable) have a counterpart of the same length in the parent.
+    """
 
     name: str
     dtype: Dtype
@@ -199,7 +203,8 @@ class Stage:
 
         Raises:
             InconsistentError: the name was staged before (parts-disagree).
-            StoreError, CorruptError, MissingError: the parent's content could not be read, or a pack not be written.
+            StoreError, CorruptError, MissingError: the parent's content could not be read, or a pack not be
+                written.
         """
         if name in self._names:
             raise InconsistentError(
@@ -254,7 +259,7 @@ class Stage:
         self._pool.shutdown(cancel_futures=True)
         self._sink.abort()
 
-    # -- per tensor ------------------------------------------------------------------------------------------------------------
+    # -- per tensor ------------------------------------------------------------------------------------------
 
     def _open(self, name: str, host: HostTensor) -> _Tensor:
         held, old = self._baseline.prepare(name, host.data.size)
@@ -293,7 +298,7 @@ class Stage:
             return [function(item) for item in items]
         return list(self._pool.map(function, items))
 
-    # -- per block: look and encode (in threads), then place (in order) ----------------------------------------------------------
+    # -- per block: look and encode (in threads), then place (in order) --------------------------------------
 
     def _look(self, tensor: _Tensor, index: int) -> _Look:
         new = tensor.block(index)
@@ -313,7 +318,8 @@ class Stage:
     def _encode_read(self, tensor: _Tensor, look: _Look, parent: Rebuilt) -> None:
         look.own = self._encode(tensor, tensor.block(look.index), parent.data, None)
         if look.own[0].needs_base and self._rebase_due(tensor, look.index):
-            # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the parent's digest.
+            # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the
+            # parent's digest.
             squash = self._encode(tensor, parent.data, parent.keyframe, None)
             alone = encode_block(parent.data, None, tensor.dtype)
             room = self._policy.max_chain > 2
@@ -331,13 +337,18 @@ class Stage:
         )
 
     def _rebase_due(self, tensor: _Tensor, index: int) -> bool:
-        """Whether the chain is full, or it is this block's turn: turns spread re-bases over blocks and steps."""
+        """Whether the chain is full, or it is this block's turn.
+
+        Turns spread re-bases over blocks and steps.
+        """
         assert self._parent is not None
         block = tensor.parent_start + index
         depth, limit = int(self._parent.depth[block]), self._policy.max_chain
         spread = max(1, limit // 4)
         turn = (block + self._depth) % spread == 0
-        return depth >= limit or (turn and depth >= max(3, limit - spread))  # to squash one delta gains nothing
+        return depth >= limit or (
+            turn and depth >= max(3, limit - spread)
+        )  # to squash one delta gains nothing
 
     def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
         assert self._parent is not None

@@ -1,4 +1,7 @@
-"""Stages tensors under a claim: what a writer does before it commits, and all that another rank of it does."""
+"""Stages tensors under a claim.
+
+What a writer does before it commits, and all that another rank of it does.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ class Staged:
 class Stager:
     """Stages parts of a branch's next version, under a claim that this or another process holds.
 
-    Memory: one host copy of the tensors it stages (the baseline), and a bounded amount in flight. Not safe for concurrent use by threads.
+    Memory: one host copy of the tensors it stages (the baseline), and a bounded amount in flight. Not safe
+    for concurrent use by threads.
     """
 
     def __init__(
@@ -92,8 +96,8 @@ class Stager:
 
         Args:
             step: The step the part is for.
-            tensors: A mapping, or a stream of (name, tensor) pairs that is consumed one tensor at a time: torch tensors or NumPy
-                arrays of any layout and device, or `TensorBytes`.
+            tensors: A mapping, or a stream of (name, tensor) pairs that is consumed one tensor at a time:
+                torch tensors or NumPy arrays of any layout and device, or `TensorBytes`.
 
         Raises:
             ConflictError: another writer has claimed the branch.
@@ -106,16 +110,19 @@ class Stager:
         return self._part(step, self._stage(host_tensors(tensors), total=total_bytes(tensors)))
 
     def stage_external(self, *, step: int, checkpoint: Checkpoint, base_url: str | None = None) -> Part:
-        """Refer to a checkpoint's files instead of copying them (SPEC 10.2); for `Writer.commit(parts=[...])`.
+        """Refer to a checkpoint's files instead of copying them (SPEC 10.2).
+
+        For `Writer.commit(parts=[...])`.
 
         Args:
             step: The step the part is for.
             checkpoint: From `deltaformat.checkpoint.open_checkpoint`; its files must never change.
-            base_url: Where readers find its directory, such as `hf://namespace/repository@<40 hex digits>`. None: where it is, as
-                `file:` URLs.
+            base_url: Where readers find its directory, such as `hf://namespace/repository@<40 hex digits>`.
+                None: where it is, as `file:` URLs.
 
         Raises:
-            UnsafeError: this store was not opened to read such URLs (`allow_external`), so nobody could read the version here.
+            UnsafeError: this store was not opened to read such URLs (`allow_external`), so nobody could read
+                the version here.
             ConflictError: another writer has claimed the branch.
         """
         check_step(step)
@@ -156,7 +163,7 @@ class Stager:
     def _ready(self) -> None:
         """Make sure that nothing else of this object is at work."""
 
-    # -- for the writer -----------------------------------------------------------------------------------------------------------
+    # -- for the writer --------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Make the branch's head the parent, if the claim still stands."""
@@ -248,7 +255,8 @@ def held_error(context: Context, branch: str, head: Head | None) -> ConflictErro
             else "another writer"
         )
         message = (
-            f"held by {holder} (claim {head.claim}, epoch {head.epoch}); this writer (pid {os.getpid()}) is fenced: "
-            "open a new one with store.writer if the holder is gone"
+            f"held by {holder} (claim {head.claim}, epoch {head.epoch});"
+            f" this writer (pid {os.getpid()}) is fenced:"
+            " open a new one with store.writer if the holder is gone"
         )
     return ConflictError(ErrorCode.BRANCH_HELD, message, where=f"branch {branch}")

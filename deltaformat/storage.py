@@ -316,7 +316,7 @@ def _obstore_error(error: Exception, key: str) -> DeltaFormatError:
     return StoreError(ErrorCode.STORE_FAILED, f"the store failed: {text}", where=key)
 
 
-# -- opening ------------------------------------------------------------------------------------------------
+# -- opening -------------------------------------------------------------------------------------------------
 
 SCHEMES: Final = ("file://", "memory://")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

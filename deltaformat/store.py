@@ -60,7 +60,8 @@ def create(
 
     Args:
         url: A path, `file:///path`, `memory://name`, or a `Storage`.
-        block_bytes: Block size in bytes, a power of two from 256 to 64 MiB; 4 MiB is recommended above 200 billion parameters.
+        block_bytes: Block size in bytes, a power of two from 256 to 64 MiB; 4 MiB is recommended above 200
+            billion parameters.
         digest: `xxh3-128`, or `blake3-256` where writers are not trusted or a root must be evidence (SPEC 7).
         exist_ok: Open the store that is there instead of failing; its block size and digest stand.
 
@@ -104,7 +105,8 @@ def open(
         cache_bytes: Bytes the cache may take.
         memory_budget: Bytes that reading may have in flight, beside its result.
         threads: Blocks decoded at a time.
-        allow_external: Prefixes of URLs that may be read beside Hugging Face files at a commit (SPEC 10.2), such as `file:///data/base/`.
+        allow_external: Prefixes of URLs that may be read beside Hugging Face files at a commit (SPEC 10.2),
+            such as `file:///data/base/`.
 
     Raises:
         MissingError: there is no store (store-missing).
@@ -161,7 +163,7 @@ class Store:
         """Its block size in bytes."""
         return self._context.descriptor.block_bytes
 
-    # -- writing -----------------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def writer(
         self,
@@ -176,7 +178,8 @@ class Store:
 
         Args:
             branch: Its name; a branch that does not exist begins empty.
-            resume_from: A step to go back to: it becomes the head again, later ones stay readable by seq. None goes on from the head.
+            resume_from: A step to go back to: it becomes the head again, later ones stay readable by seq.
+                None goes on from the head.
             single_writer: Write although the storage cannot create-if-absent; nobody else may write then.
             policy: How to store.
             progress: Called while tensors are staged and packs uploaded.
@@ -270,7 +273,7 @@ class Store:
         """
         self._context.log.append(Drop, lambda state: {"branch": check_name(branch)})
 
-    # -- reading -----------------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def version(
         self,
@@ -282,7 +285,9 @@ class Store:
         framework: Framework = "np",
         device: str = "cpu",
     ) -> Version:
-        """Open a version: by step of a branch, by tag, or by seq; by none of these, the newest of the branch. Reads only its manifest.
+        """Open a version: by step of a branch, by tag, or by seq; by none of these, the newest of the branch.
+
+        Reads only its manifest.
 
         Args:
             step: A step in the branch's lineage.
@@ -294,7 +299,8 @@ class Store:
 
         Raises:
             MissingError: no such branch, step, tag or commit, or it was collected.
-            CorruptError, MalformedError, InconsistentError, LimitError, UnsupportedError: what is there is not a version this reader can trust.
+            CorruptError, MalformedError, InconsistentError, LimitError, UnsupportedError: what is there is
+                not a version this reader can trust.
         """
         if sum(choice is not None for choice in (step, tag, seq)) > 1:
             raise MalformedError(ErrorCode.INPUT_INVALID, "give one of step, tag and seq", where="version")
@@ -328,7 +334,7 @@ class Store:
         """Tags, and the seq of the commit that each names."""
         return self._context.log.tags()
 
-    # -- upkeep ------------------------------------------------------------------------------------------------------------------
+    # -- upkeep ----------------------------------------------------------------------------------------------
 
     def gc(
         self,
@@ -339,8 +345,9 @@ class Store:
         dry_run: bool = True,
         progress: Callable[[Progress], None] | None = None,
     ) -> GcReport:
-        """Collect garbage (SPEC 12.6): keep the newest `keep_last` versions of every branch, those whose step `keep_every` divides, and tagged
-        ones; retire the others, and delete what nothing uses once `grace` has passed. A dry run by default.
+        """Collect garbage (SPEC 12.6): keep the newest `keep_last` versions of every branch, those whose step
+        `keep_every` divides, and tagged ones; retire the others, and delete what nothing uses once `grace`
+        has passed. A dry run by default.
         """  # noqa: D205
         return collect(
             self._context,
@@ -359,7 +366,13 @@ class Store:
         all: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> VerifyReport:
-        """Check the whole log, and every byte of one version (the newest of `branch` by default) or of all live ones.
+        """Check the whole log, and every byte of one version or of all live ones.
+
+        Args:
+            step: A step; the newest by default.
+            branch: Its branch.
+            all: Check every live version.
+            progress: Called with the bytes that were checked.
 
         Raises:
             MissingError: no such branch or step.
@@ -384,7 +397,7 @@ class Store:
 
         return verify(self._context, choose, progress=progress)
 
-    # -- finding commits ---------------------------------------------------------------------------------------------------------
+    # -- finding commits -------------------------------------------------------------------------------------
 
     def _head(self, state: State, branch: str) -> Head:
         head = state.heads.get(branch)

@@ -19,8 +19,8 @@ __all__ = ["ENCODING", "LENGTH", "OFFSET", "PACK", "SLOT", "Pieces", "Twins", "p
 Bytes = npt.NDArray[np.uint8]
 
 Pieces = npt.NDArray[np.int64]
-"""A chain while it is staged, shape (pieces, 5): pack id, offset, length, encoding, and the slot in a pack that is not finished
-(the offset then counts from there), or -1."""
+"""A chain while it is staged, shape (pieces, 5): pack id, offset, length, encoding, and the slot in a pack
+that is not finished (the offset then counts from there), or -1."""
 PACK, OFFSET, LENGTH, ENCODING, SLOT = range(5)
 
 
@@ -63,13 +63,17 @@ class Twins:
     def remember(
         self, digest: bytes, name: str, index: int, *, chain: Pieces, fresh: int, before: Pieces
     ) -> None:
-        """Note a staged block, whose bytes the baseline now holds; `before` is its chain in the parent (or empty)."""
+        """Note a staged block, whose bytes the baseline now holds.
+
+        `before` is its chain in the parent (or empty).
+        """
         self._staged.setdefault(digest, _Staged(name, index, chain, fresh, before))
 
     def staged(self, digest: bytes, content: Bytes, before: Pieces) -> tuple[Pieces, int] | None:
         """The chain and `fresh` that a block with `content` shares with one already staged.
 
-        `fresh` carries over only if both came from the same chain, that is, from the same parent content (DF-MAN-07).
+        `fresh` carries over only if both came from the same chain, that is, from the same parent content
+        (DF-MAN-07).
         """
         found = self._staged.get(digest)
         if found is None:

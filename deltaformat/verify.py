@@ -38,7 +38,8 @@ class VerifyReport:
 
     Attributes:
         findings: What is wrong.
-        records, versions, tensors, blocks, packs: How many were checked; a block or pack that several versions share counts once.
+        records, versions, tensors, blocks, packs: How many were checked; a block or pack that several
+            versions share counts once.
         nbytes: Decoded bytes that were checked against digests.
     """
 
@@ -57,7 +58,9 @@ def verify(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> VerifyReport:
-    """Check the whole log, then the versions that `choose` names: manifests, roots, whole packs, sidecars, every block.
+    """Check the whole log, then the versions that `choose` names.
+
+    Manifests, roots, whole packs, sidecars, every block.
 
     Args:
         context: The store.
@@ -105,7 +108,7 @@ class _Check:
         return history
 
     def _check_end(self, end: int) -> None:
-        """Look for records beyond a gap at number `end`: a reader cannot find them, and takes the gap for the end of the log."""
+        """Look for records beyond a gap at `end`, which a reader takes for the end of the log."""
         storage = self._context.storage
         try:
             if not any(info.key > record_key(end) for info in storage.list("log/")):
@@ -156,7 +159,10 @@ class _Check:
         self.report.nbytes += int(lengths.sum())
 
     def _is_new(self, version: VersionMap, block: int) -> bool:
-        """Whether this chain with this digest was not checked before: versions share most of what they do not change."""
+        """Whether this chain with this digest was not checked before.
+
+        Versions share most of what they do not change.
+        """
         pieces = slice(int(version.piece_start[block]), int(version.piece_start[block + 1]))
         packs = "|".join(_name(version.packs[pack]) for pack in version.pack[pieces])
         identity = hashlib.sha256(

@@ -56,7 +56,8 @@ class CommitInfo:
         pack_bytes, manifest_bytes, record_bytes, file_bytes: Bytes of objects written, by kind.
         bytes_written: Their sum.
         read_bytes: Decoded bytes that were read back from the store.
-        timings: Seconds of wall time by phase: `stage` (of which `encode`), `files`, `manifest`, `record`, `total`.
+        timings: Seconds of wall time by phase: `stage` (of which `encode`), `files`, `manifest`, `record`,
+            `total`.
     """
 
     seq: int
@@ -85,10 +86,12 @@ class CommitInfo:
 
 
 class Writer(Stager):
-    """Holds a branch and commits versions to it. Made by `Store.writer`; use it as a context manager, or call `close`.
+    """Holds a branch and commits versions to it.
 
-    One commit is in flight at a time. Memory: one host copy of the state (the baseline), one more while a `block=False` commit is in
-    flight, and a bounded amount besides. Not safe for concurrent use by threads.
+    Made by `Store.writer`; use it as a context manager, or call `close`.
+
+    One commit is in flight at a time. Memory: one host copy of the state (the baseline), one more while a
+    `block=False` commit is in flight, and a bounded amount besides. Not safe for concurrent use by threads.
     """
 
     def __init__(
@@ -129,13 +132,15 @@ class Writer(Stager):
 
     @overload
     def commit(
-        self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ..., files: Files | None = ...,
-        metadata: Mapping[str, Any] | None = ..., allow_set_change: bool = ..., block: Literal[True] = ...,
+        self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ...,
+        files: Files | None = ..., metadata: Mapping[str, Any] | None = ..., allow_set_change: bool = ...,
+        block: Literal[True] = ...,
     ) -> CommitInfo: ...  # fmt: skip
     @overload
     def commit(
-        self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ..., files: Files | None = ...,
-        metadata: Mapping[str, Any] | None = ..., allow_set_change: bool = ..., block: Literal[False],
+        self, *, step: int, tensors: Tensors | None = ..., parts: Iterable[Part] | None = ...,
+        files: Files | None = ..., metadata: Mapping[str, Any] | None = ..., allow_set_change: bool = ...,
+        block: Literal[False],
     ) -> Future[CommitInfo]: ...  # fmt: skip
 
     def commit(
@@ -152,22 +157,23 @@ class Writer(Stager):
         """Commit a version: all tensors of `tensors`, or of `parts`, or of both.
 
         Args:
-            step: The training step; above the branch's head (see `resume_from` of `Store.writer` to go back). Committing the head's own
-                step and weights again returns the existing commit.
+            step: The training step; above the branch's head (see `resume_from` of `Store.writer` to go back).
+                Committing the head's own step and weights again returns the existing commit.
             tensors: As for `stage`.
             parts: What `stage` gave, here or in other processes, against the branch's head.
             files: Sidecar files: path in the version -> local path or bytes. None keeps the parent's.
             metadata: Anything JSON can hold, at most 1 MiB.
-            allow_set_change: Whether names may differ from the parent's. Otherwise that is an error, so that a stream cut short
-                does not delete tensors (DF-CMT-07).
-            block: False returns a future at once, after all tensors were copied. A commit that is in flight is waited for first; if it
-                failed, its error is raised here and this commit is not made.
+            allow_set_change: Whether names may differ from the parent's. Otherwise that is an error, so that
+                a stream cut short does not delete tensors (DF-CMT-07).
+            block: False returns a future at once, after all tensors were copied. A commit that is in flight
+                is waited for first; if it failed, its error is raised here and this commit is not made.
 
         Raises:
             ConflictError: another writer holds the branch, or its head is not what a part was staged against.
             InconsistentError: the step would not rise, names changed, or parts contradict each other.
             MalformedError, UnsupportedError, UnsafeError: an argument that cannot be stored.
-            StoreError: the store failed; nothing was committed. `CommitUnknown`: it may have been; this writer writes no more.
+            StoreError: the store failed; nothing was committed. `CommitUnknown`: it may have been; this
+                writer writes no more.
         """
         check_step(step)
         self._ready()
@@ -192,7 +198,7 @@ class Writer(Stager):
         self._in_flight = self._background.submit(self._commit, request, copies)
         return self._in_flight
 
-    # -- the commit --------------------------------------------------------------------------------------------------------------
+    # -- the commit ------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
         """Wait for a `block=False` commit in flight, and raise its error here."""
@@ -250,7 +256,8 @@ class Writer(Stager):
         if self._parent is not None and step < self._parent.step:
             raise InconsistentError(
                 ErrorCode.STEP_NOT_ABOVE_HEAD,
-                f"step {step} is below the head's, {self._parent.step}; to go back, open a writer with resume_from",
+                f"step {step} is below the head's, {self._parent.step}; to go back, open a writer with"
+                " resume_from",
                 where=f"branch {self.branch}",
             )
 
@@ -268,8 +275,8 @@ class Writer(Stager):
             if part.claim != self._ticket.claim or part.parent != parent:
                 raise ConflictError(
                     ErrorCode.PARENT_MOVED,
-                    f"staged under claim {part.claim} against commit {part.parent}, now claim {self._ticket.claim} "
-                    f"and commit {parent}; stage it again",
+                    f"staged under claim {part.claim} against commit {part.parent},"
+                    f" now claim {self._ticket.claim} and commit {parent}; stage it again",
                     where=f"part of step {part.step}",
                 )
             maps.append(
@@ -297,7 +304,8 @@ class Writer(Stager):
             ]
             raise InconsistentError(
                 ErrorCode.SET_CHANGED,
-                f"tensor names differ from the parent's: {', '.join(changes)}; pass allow_set_change=True if that is meant",
+                f"tensor names differ from the parent's: {', '.join(changes)};"
+                " pass allow_set_change=True if that is meant",
                 where=f"branch {self.branch}",
             )
 
@@ -306,7 +314,8 @@ class Writer(Stager):
         if root != self._parent.root:
             raise InconsistentError(
                 ErrorCode.STEP_NOT_ABOVE_HEAD,
-                f"step {self._parent.step} is committed with other weights ({self._parent.root}); a step cannot be replaced",
+                f"step {self._parent.step} is committed with other weights ({self._parent.root});"
+                " a step cannot be replaced",
                 where=f"branch {self.branch}",
             )
         timings = {

@@ -1,4 +1,6 @@
-"""Changes a store in a `DictStorage` as an adversary would: every hash and every link in order, one thing wrong."""
+"""Changes a store in a `DictStorage` as an adversary would: every hash and every link in order, one thing
+wrong.
+"""
 
 import hashlib
 import json
@@ -10,9 +12,17 @@ from mapmaker import arrow_file, frame
 from deltaformat.keys import manifest_key, pack_key, record_key
 
 __all__ = [
-    "add_pack", "append", "decompressed", "last_commit", "members_of", "replace_content", "replace_manifest",
-    "rewrite", "rewrite_manifest", "sealed",
-]  # fmt: skip
+    "add_pack",
+    "append",
+    "decompressed",
+    "last_commit",
+    "members_of",
+    "replace_content",
+    "replace_manifest",
+    "rewrite",
+    "rewrite_manifest",
+    "sealed",
+]
 
 
 def sealed(members):
@@ -34,7 +44,9 @@ def last_commit(storage):
 
 
 def rewrite(storage, seq, change):
-    """Let `change` alter record `seq` (its members, or what it returns: members or text), and link those after it anew."""
+    """Let `change` alter record `seq` (its members, or what it returns: members or text), and link those
+    after it anew.
+    """
     members = members_of(storage, seq)
     changed = change(members)
     storage.objects[record_key(seq)] = sealed(members if changed is None else changed)
@@ -79,7 +91,9 @@ def replace_content(storage, seq, content, **members):
 
 
 def rewrite_manifest(storage, seq, change, extra=(), **members):
-    """Let `change` alter columns (name -> list of Python values; an Arrow array is taken as it is) and metadata."""
+    """Let `change` alter columns (name -> list of Python values; an Arrow array is taken as it is) and
+    metadata.
+    """
     table = pa.ipc.open_file(pa.BufferReader(decompressed(storage, seq))).read_all()
     metadata = json.loads(table.schema.metadata[b"deltaformat"])
     columns = {name: table.column(name).to_pylist() for name in table.column_names}

@@ -1,16 +1,26 @@
 """Stores that an adversary has made: every hash and link is right, one thing is meant to do harm.
 
-Run as a program it opens them all under a cap on memory and prints, as JSON, what became of each, and the peak.
+Run as a program it opens them all under a cap on memory and prints, as JSON, what became of each, and the
+peak.
 """
 
 import json
 import sys
 from functools import cache
+from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import zstandard
-from forge import add_pack, append, last_commit, members_of, replace_content, replace_manifest, rewrite, rewrite_manifest, sealed
+from forge import (
+    add_pack,
+    last_commit,
+    members_of,
+    replace_content,
+    replace_manifest,
+    rewrite,
+    rewrite_manifest,
+    sealed,
+)
 from mapmaker import frame
 from tinystore import BLOCK, DictStorage, weights
 
@@ -76,7 +86,9 @@ def manifest_case(error_class, code, name, change, **options):
 
 
 def record_case(error_class, code, name, change):
-    """A case in which the newest commit's record is altered by `change(members)`, which returns its new members."""
+    """A case in which the newest commit's record is altered by `change(members)`, which returns its new
+    members.
+    """
     CASES[name] = (error_class, code, lambda storage: rewrite(storage, last_commit(storage), change))
 
 
@@ -126,7 +138,7 @@ def shifted(change):
     return wrapped
 
 
-# -- bombs -------------------------------------------------------------------------------------------------------
+# -- bombs ---------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30
 
@@ -135,9 +147,8 @@ GIB = 1 << 30
 def bomb(size):
     """One zstd frame of `size` zero bytes, which says so."""
     compressor = zstandard.ZstdCompressor(level=1).compressobj(size=size)
-    chunk, parts = bytes(1 << 24), []
-    for start in range(0, size, len(chunk)):
-        parts.append(compressor.compress(chunk[: size - start]))
+    chunk = bytes(1 << 24)
+    parts = [compressor.compress(chunk[: size - start]) for start in range(0, size, len(chunk))]
     return b"".join([*parts, compressor.flush()])
 
 
@@ -164,7 +175,9 @@ def manifest_frame_that_says_too_little(storage):
     parameters = zstandard.get_frame_parameters(data)
     blocks = data[zstandard.frame_header_size(data) :]
     assert parameters.content_size == 512 << 20
-    header = b"\x28\xb5\x2f\xfd" + bytes([0b0100_0000, 0x88]) + (5_000 - 256).to_bytes(2, "little")  # a window of 128 MiB
+    header = (
+        b"\x28\xb5\x2f\xfd" + bytes([0b0100_0000, 0x88]) + (5_000 - 256).to_bytes(2, "little")
+    )  # a window of 128 MiB
     replace_manifest(storage, last_commit(storage), header + blocks, 5_000)
 
 
@@ -188,17 +201,29 @@ def stream_of(data):
     return write_varint(len(data)) + data
 
 
-payload_case("MALFORMED", "payload-invalid", "payload_bomb", b"\1" + stream_of(bomb(2 * GIB)) + b"\1\0", encoding=1)
 payload_case(
-    "MALFORMED", "payload-invalid", "payload_with_a_window_of_2_gib",
+    "MALFORMED", "payload-invalid", "payload_bomb", b"\1" + stream_of(bomb(32 << 20)) + b"\1\0", encoding=1
+)
+payload_case(
+    "MALFORMED",
+    "payload-invalid",
+    "payload_with_a_window_of_2_gib",
     # A frame for 128 bytes, as one must be here, whose header asks for a window of 2 GiB.
-    b"\1" + stream_of(b"\x28\xb5\x2f\xfd" + bytes([0b0100_0000, 21 << 3]) + b"\0\0" + bytes([1, 0, 0])) + b"\1\0", encoding=1,
-)  # fmt: skip
-payload_case(
-    "CORRUPT", "frame-corrupt", "payload_frame_that_says_too_little",
-    b"\1" + stream_of(b"\x28\xb5\x2f\xfd\x20\x80" + bomb(256 << 20)[zstandard.frame_header_size(bomb(256 << 20)) :]) + b"\1\0",
+    b"\1"
+    + stream_of(b"\x28\xb5\x2f\xfd" + bytes([0b0100_0000, 21 << 3]) + b"\0\0" + bytes([1, 0, 0]))
+    + b"\1\0",
     encoding=1,
-)  # fmt: skip
+)
+payload_case(
+    "CORRUPT",
+    "frame-corrupt",
+    "payload_frame_that_says_too_little",
+    b"\1"
+    + stream_of(b"\x28\xb5\x2f\xfd\x20\x80" + bomb(32 << 20)[zstandard.frame_header_size(bomb(32 << 20)) :])
+    + b"\1\0",
+    encoding=1,
+)
+payload_case("MALFORMED", "manifest-invalid", "piece_longer_than_any", bytes(2 * BLOCK + 4_097), encoding=1)
 payload_case("MALFORMED", "payload-invalid", "payload_shorter_than_it_says", b"\0\0" + bytes(100), encoding=1)
 payload_case("MALFORMED", "payload-invalid", "payload_longer_than_it_says", b"\0\1\0\0", encoding=1)
 payload_case("UNSUPPORTED", "encoding-unknown", "payload_with_a_reserved_bit", b"\x04\1\0", encoding=1)
@@ -206,19 +231,43 @@ payload_case("MALFORMED", "payload-invalid", "raw_payload_of_another_length", by
 payload_case("CORRUPT", "digest-mismatch", "raw_payload_with_other_bytes", bytes(256), encoding=0)
 ZEROS = b"\0\1\0"  # planes of one byte: 256 times 0
 payload_case(
-    "MALFORMED", "payload-invalid", "sparse_with_2_to_the_32_changes",
-    b"\1" + write_varint(2**32 - 1) + b"\0\1\0\1\0\1\0\1\0", encoding=3, base=ZEROS,
-)  # fmt: skip
+    "MALFORMED",
+    "payload-invalid",
+    "sparse_with_2_to_the_32_changes",
+    b"\1" + write_varint(2**32 - 1) + b"\0\1\0\1\0\1\0\1\0",
+    encoding=3,
+    base=ZEROS,
+)
 payload_case(
-    "MALFORMED", "payload-invalid", "sparse_with_many_changes_in_many_strata",
-    b"\x0d" + b"\3\0\2\0\1\0" + 4 * write_varint(2**32 - 1) + b"\0\0\0\0\1\0\1\0\1\0\1\0", encoding=3, base=ZEROS,
-)  # fmt: skip
-payload_case("MALFORMED", "payload-invalid", "sparse_with_a_rank_beyond_the_block", b"\1\1\0\0\xfe\0\0\0\0\0\0", encoding=3, base=ZEROS)
-payload_case("MALFORMED", "payload-invalid", "sparse_with_k_27", b"\1\1\x1b\0\0\0\0\0\0\0\0\0\0\0\0\0", encoding=3, base=ZEROS)
-payload_case("MALFORMED", "payload-invalid", "varint_without_end", b"\1" + b"\xff" * 40, encoding=3, base=ZEROS)
+    "MALFORMED",
+    "payload-invalid",
+    "sparse_with_many_changes_in_many_strata",
+    b"\x0d" + b"\3\0\2\0\1\0" + 4 * write_varint(2**32 - 1) + b"\0\0\0\0\1\0\1\0\1\0\1\0",
+    encoding=3,
+    base=ZEROS,
+)
+payload_case(
+    "MALFORMED",
+    "payload-invalid",
+    "sparse_with_a_rank_beyond_the_block",
+    b"\1\1\0\0\xfe\0\0\0\0\0\0",
+    encoding=3,
+    base=ZEROS,
+)
+payload_case(
+    "MALFORMED",
+    "payload-invalid",
+    "sparse_with_k_27",
+    b"\1\1\x1b\0\0\0\0\0\0\0\0\0\0\0\0\0",
+    encoding=3,
+    base=ZEROS,
+)
+payload_case(
+    "MALFORMED", "payload-invalid", "varint_without_end", b"\1" + b"\xff" * 40, encoding=3, base=ZEROS
+)
 
 
-# -- manifests ---------------------------------------------------------------------------------------------------
+# -- manifests -----------------------------------------------------------------------------------------------
 
 
 def set_first(column, value):
@@ -253,7 +302,9 @@ def chain_of(depth):
 for wrong_gap in (-1, -(2**63), 2**63 - 1, 2**40, 2**62):
     manifest_case("MALFORMED", "manifest-invalid", f"gap_{wrong_gap}", set_first("gap", wrong_gap))
 for wrong_length in (0, 2**32 - 1):
-    manifest_case("MALFORMED", "manifest-invalid", f"length_{wrong_length}", set_first("length", wrong_length))
+    manifest_case(
+        "MALFORMED", "manifest-invalid", f"length_{wrong_length}", set_first("length", wrong_length)
+    )
 manifest_case("MALFORMED", "manifest-invalid", "pack_outside_the_table", set_first("pack", 2**32 - 1))
 manifest_case("UNSUPPORTED", "encoding-unknown", "encoding_4", set_first("encoding", 4))
 manifest_case("MALFORMED", "payload-invalid", "chain_without_a_keyframe", set_first("encoding", 3))
@@ -266,35 +317,79 @@ manifest_case("MALFORMED", "manifest-invalid", "shape_overflows", set_row("shape
 manifest_case("MALFORMED", "manifest-invalid", "shape_larger_than_its_blocks", set_row("shape", [2**40]))
 manifest_case("MALFORMED", "manifest-invalid", "shape_of_rank_33", set_row("shape", [1] * 33))
 manifest_case("UNSUPPORTED", "dtype-unknown", "dtype_unknown", set_row("dtype", "BF17"))
-manifest_case("MALFORMED", "manifest-invalid", "dtype_that_leaves_bits", lambda c, _: (set_row("dtype", "F4")(c, _), set_row("shape", [3])(c, _)))
-manifest_case("INCONSISTENT", "parts-disagree", "name_twice", lambda c, _: c.update(name=["w"] * len(c["name"])))
-manifest_case("INCONSISTENT", "root-mismatch", "names_changed_about", lambda c, _: c.update(name=c["name"][::-1]))
+manifest_case(
+    "MALFORMED",
+    "manifest-invalid",
+    "dtype_that_leaves_bits",
+    lambda c, _: (set_row("dtype", "F4")(c, _), set_row("shape", [3])(c, _)),
+)
+manifest_case(
+    "INCONSISTENT", "parts-disagree", "name_twice", lambda c, _: c.update(name=["w"] * len(c["name"]))
+)
+manifest_case(
+    "INCONSISTENT", "root-mismatch", "names_changed_about", lambda c, _: c.update(name=c["name"][::-1])
+)
 manifest_case("INCONSISTENT", "root-mismatch", "digest_of_other_bytes", set_first("digest", bytes(16)))
 manifest_case("INCONSISTENT", "parts-disagree", "of_another_parent", lambda _, m: m.update(parent=0))
-manifest_case("INCONSISTENT", "parts-disagree", "of_another_block_size", lambda _, m: m.update(block_bytes=512))
-manifest_case("UNSUPPORTED", "feature-unknown", "manifest_requires", lambda _, m: m.update(requires=["x-new"]))
-manifest_case("UNSUPPORTED", "format-unknown", "manifest_format", lambda _, m: m.update(format="deltaformat-manifest/2"))
-manifest_case("MALFORMED", "manifest-invalid", "column_missing", lambda c, _: c.pop("gap"))
-manifest_case("MALFORMED", "manifest-invalid", "column_of_another_type", lambda c, _: c.update(gap=pa.array(c["gap"], pa.list_(pa.int32()))))
 manifest_case(
-    "MALFORMED", "manifest-invalid", "column_with_nulls",
+    "INCONSISTENT", "parts-disagree", "of_another_block_size", lambda _, m: m.update(block_bytes=512)
+)
+manifest_case(
+    "UNSUPPORTED", "feature-unknown", "manifest_requires", lambda _, m: m.update(requires=["x-new"])
+)
+manifest_case(
+    "UNSUPPORTED", "format-unknown", "manifest_format", lambda _, m: m.update(format="deltaformat-manifest/2")
+)
+manifest_case("MALFORMED", "manifest-invalid", "column_missing", lambda c, _: c.pop("gap"))
+manifest_case(
+    "MALFORMED",
+    "manifest-invalid",
+    "column_of_another_type",
+    lambda c, _: c.update(gap=pa.array(c["gap"], pa.list_(pa.int32()))),
+)
+manifest_case(
+    "MALFORMED",
+    "manifest-invalid",
+    "column_with_nulls",
     lambda c, _: c.update(fresh=pa.array([None, *c["fresh"][1:]], pa.list_(pa.uint8()))),
-)  # fmt: skip
+)
 for wrong_path in ("../x", "/etc/passwd", "a/../../x", "a//b", "", ".", "C:x", "a\\b", "a\0b", "x" * 1025):
     manifest_case(
-        "UNSAFE", "path-unsafe", f"sidecar {wrong_path[:20]!a}",
+        "UNSAFE",
+        "path-unsafe",
+        f"sidecar {wrong_path[:20]!a}",
         lambda _, m, path=wrong_path: m["files"][0].update(path=path),
-    )  # fmt: skip
-for wrong_key in ("../secret", "packs/external/" + "0" * 64, "log/" + "0" * 20 + ".json", "files/x", "packs/" + "0" * 20 + "/" + "G" * 64 + ".safetensors"):
-    manifest_case("MALFORMED", "value-invalid", f"pack_key {wrong_key[:20]}", lambda _, m, key=wrong_key: m["packs"][0].update(key=key))
-for wrong_url in ("file:///etc/passwd", "http://169.254.169.254/", "hf://a/b@main/x", "hf://a/b@" + "0" * 40 + "/../x"):
+    )
+for wrong_key in (
+    "../secret",
+    "packs/external/" + "0" * 64,
+    "log/" + "0" * 20 + ".json",
+    "files/x",
+    "packs/" + "0" * 20 + "/" + "G" * 64 + ".safetensors",
+):
     manifest_case(
-        "UNSAFE", "external-refused", f"external {wrong_url}",
-        lambda _, m, url=wrong_url: m["packs"].__setitem__(0, {"url": url, "size": m["packs"][0]["size"], "sha256": "0" * 64}),
-    )  # fmt: skip
+        "MALFORMED",
+        "value-invalid",
+        f"pack_key {wrong_key[:20]}",
+        lambda _, m, key=wrong_key: m["packs"][0].update(key=key),
+    )
+for wrong_url in (
+    "file:///etc/passwd",
+    "http://169.254.169.254/",
+    "hf://a/b@main/x",
+    "hf://a/b@" + "0" * 40 + "/../x",
+):
+    manifest_case(
+        "UNSAFE",
+        "external-refused",
+        f"external {wrong_url}",
+        lambda _, m, url=wrong_url: m["packs"].__setitem__(
+            0, {"url": url, "size": m["packs"][0]["size"], "sha256": "0" * 64}
+        ),
+    )
 
 
-# -- records -----------------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------
 
 
 @case("LIMIT", "limit-exceeded")
@@ -329,12 +424,16 @@ def record_with_a_number_of_a_million_digits(storage):
 @case("LIMIT", "limit-exceeded")
 def record_with_10_001_branches(storage):
     head = {"seq": None, "step": None, "epoch": 0, "claim": None}
-    rewrite(storage, last_commit(storage), lambda r: r["heads"].update({f"b{i}": head for i in range(10_001)}))
+    rewrite(
+        storage, last_commit(storage), lambda r: r["heads"].update({f"b{i}": head for i in range(10_001)})
+    )
 
 
 @case("LIMIT", "limit-exceeded")
 def record_with_4_097_manifests(storage):
-    rewrite(storage, last_commit(storage), lambda record: record.update(manifests=record["manifests"] * 4_097))
+    rewrite(
+        storage, last_commit(storage), lambda record: record.update(manifests=record["manifests"] * 4_097)
+    )
 
 
 @case("LIMIT", "limit-exceeded")
@@ -345,39 +444,65 @@ def descriptor_of_65_kib(storage):
 
 for wrong_size in (64, 300, 128 << 20, 2**53 - 1):
     CASES[f"block_size_{wrong_size}"] = (
-        "MALFORMED", "value-invalid",
-        lambda s, size=wrong_size: s.objects.update({DESCRIPTOR: sealed(json.loads(s.objects[DESCRIPTOR]) | {"block_bytes": size})}),
-    )  # fmt: skip
+        "MALFORMED",
+        "value-invalid",
+        lambda s, size=wrong_size: s.objects.update(
+            {DESCRIPTOR: sealed(json.loads(s.objects[DESCRIPTOR]) | {"block_bytes": size})}
+        ),
+    )
 
 
 def descriptor_case(error_class, code, name, **members):
     CASES[name] = (
-        error_class, code,
+        error_class,
+        code,
         lambda s: s.objects.update({DESCRIPTOR: sealed(json.loads(s.objects[DESCRIPTOR]) | members)}),
-    )  # fmt: skip
+    )
 
 
 descriptor_case("UNSUPPORTED", "feature-unknown", "descriptor_requires", requires=["x-new"])
 descriptor_case("UNSUPPORTED", "format-unknown", "descriptor_format", format="deltaformat/2")
 descriptor_case("UNSUPPORTED", "format-unknown", "log_grammar", log="log/{seq}.json")
 descriptor_case("UNSUPPORTED", "digest-unknown", "digest_unknown", digest="md5")
-record_case("UNSUPPORTED", "feature-unknown", "record_requires", lambda record: record | {"requires": ["x-new"]})
+record_case(
+    "UNSUPPORTED", "feature-unknown", "record_requires", lambda record: record | {"requires": ["x-new"]}
+)
 record_case("UNSUPPORTED", "format-unknown", "record_kind", lambda record: record | {"kind": "merge"})
 record_case("INCONSISTENT", "record-misplaced", "record_seq", lambda record: record | {"seq": 1})
 record_case("CORRUPT", "chain-broken", "record_prev", lambda record: record | {"prev": "0" * 64})
-record_case("INCONSISTENT", "root-mismatch", "record_root", lambda r: r | {"root": r["root"][:-1] + ("0" if r["root"][-1] != "0" else "1")})
-record_case("CORRUPT", "size-mismatch", "manifest_size", lambda r: r | {"manifests": [r["manifests"][0] | {"size": 2**30}]})
-record_case("MALFORMED", "value-invalid", "manifest_key", lambda r: r | {"manifests": [r["manifests"][0] | {"key": "../x"}]})
 record_case(
-    "MALFORMED", "manifest-invalid", "manifest_content_size",
-    lambda r: r | {"manifests": [r["manifests"][0] | {"content_size": r["manifests"][0]["content_size"] + 1}]},
-)  # fmt: skip
+    "INCONSISTENT",
+    "root-mismatch",
+    "record_root",
+    lambda r: r | {"root": r["root"][:-1] + ("0" if r["root"][-1] != "0" else "1")},
+)
+record_case(
+    "CORRUPT",
+    "size-mismatch",
+    "manifest_size",
+    lambda r: r | {"manifests": [r["manifests"][0] | {"size": 2**30}]},
+)
+record_case(
+    "MALFORMED",
+    "value-invalid",
+    "manifest_key",
+    lambda r: r | {"manifests": [r["manifests"][0] | {"key": "../x"}]},
+)
+record_case(
+    "MALFORMED",
+    "manifest-invalid",
+    "manifest_content_size",
+    lambda r: (
+        r | {"manifests": [r["manifests"][0] | {"content_size": r["manifests"][0]["content_size"] + 1}]}
+    ),
+)
 
 
 def ancestors_case(name, ancestors, *, agreed):
     """A case in which the middle commit lists other ancestors.
 
-    It is void then, and with it the newest one. Unless the newest one goes by them (`agreed`): a reader that judges it from the one before
+    It is void then, and with it the newest one. Unless the newest one goes by them (`agreed`): a reader that
+    judges it from the one before
     takes both for valid (DF-LOG-06), and must not go astray on the way to step 0.
     """
 
@@ -393,28 +518,31 @@ def ancestors_case(name, ancestors, *, agreed):
     CASES[name] = ("INCONSISTENT", "record-void", make) if agreed else ("MISSING", "version-missing", make)
 
 
-for number, wrong_ancestors in enumerate([
-    lambda record: [[0, record["seq"], 0]],
-    lambda record: [[0, record["seq"] + 1, 0]],
-    lambda record: [[0, 2**53 - 1, 0]],
-    lambda record: [[0, 0, 0]],
-]):  # fmt: skip
+for number, wrong_ancestors in enumerate(
+    [
+        lambda record: [[0, record["seq"], 0]],
+        lambda record: [[0, record["seq"] + 1, 0]],
+        lambda record: [[0, 2**53 - 1, 0]],
+        lambda record: [[0, 0, 0]],
+    ]
+):
     ancestors_case(f"ancestors_{number}_agreed", wrong_ancestors, agreed=True)
     ancestors_case(f"ancestors_{number}", wrong_ancestors, agreed=False)
 ancestors_case("ancestors_missing", lambda record: [], agreed=False)
 
 
-# -- what a reader must not mind -----------------------------------------------------------------------------------
+# -- what a reader must not mind -----------------------------------------------------------------------------
 
 
 @harmless
 def unknown_members_everywhere(storage):
     seq = last_commit(storage)
     rewrite_manifest(
-        storage, seq,
+        storage,
+        seq,
         lambda _, m: (m.update(x=[1]), m["packs"][0].update(x=1), m["files"][0].update(x={})),
         extra=[(pa.field("x", pa.float64()), pa.array([0.5] * 3))],
-    )  # fmt: skip
+    )
 
     def change(record):
         record.update(x={"y": [None]})
@@ -447,11 +575,28 @@ def record_of_15_mib(storage):
     rewrite(storage, last_commit(storage), lambda record: record["metadata"].update(big="x" * (15 << 20)))
 
 
-for number, hint in enumerate([
-    b"", b"null", b"[]", b"{}", b"\xff", b'{"seq": null}', b'{"seq": -1}', b'{"seq": true}', b'{"seq": 1.0}', b'{"seq": 0}', b'{"seq": 2}',
-    b'{"seq": 4}', b'{"seq": 9007199254740991}', b'{"seq": 1' + b"0" * 5_000 + b"}", b'{"seq": "3"}', b"[" * 60_000, b'{"seq": 3}' + b" " * (17 << 20),
-    b'{"seq": 3, "seq": 4}',
-]):  # fmt: skip
+for number, hint in enumerate(
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"seq": null}',
+        b'{"seq": -1}',
+        b'{"seq": true}',
+        b'{"seq": 1.0}',
+        b'{"seq": 0}',
+        b'{"seq": 2}',
+        b'{"seq": 4}',
+        b'{"seq": 9007199254740991}',
+        b'{"seq": 1' + b"0" * 5_000 + b"}",
+        b'{"seq": "3"}',
+        b"[" * 60_000,
+        b'{"seq": 3}' + b" " * (17 << 20),
+        b'{"seq": 3, "seq": 4}',
+    ]
+):
     HARMLESS[f"hint_{number}"] = lambda storage, data=hint: storage.objects.update({TAIL_HINT: data})
 
 
@@ -471,7 +616,7 @@ def main():
 
     bomb(2 * GIB), bomb(512 << 20)  # made before the cap
     open_and_read(base())
-    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     cap = size + (int(sys.argv[1]) << 20)
     resource.setrlimit(resource.RLIMIT_AS, (cap, cap))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,6 @@
-"""What test_memory.py measures, each in a process of its own: `python memoryruns.py RUN DIRECTORY` prints JSON."""
+"""What test_memory.py measures, each in a process of its own: `python memoryruns.py RUN DIRECTORY` prints
+JSON.
+"""
 
 import gc
 import json
@@ -24,7 +26,9 @@ def tile():
 
 
 def stream(base, step):
-    """The tensors of a step, one at a time and in one buffer: 1 % of the elements have moved since the step before."""
+    """The tensors of a step, one at a time and in one buffer: 1 % of the elements have moved since the step
+    before.
+    """
     buffer = np.empty_like(base)
     for number in range(TENSORS):
         np.bitwise_xor(base, np.uint16(number), out=buffer)
@@ -64,17 +68,27 @@ def streamed(directory):
     return {"peaks": peaks}
 
 
+def dense(base, step, count):
+    """A state in which every element moves at every step."""
+    buffer = np.empty_like(base)
+    for number in range(count):
+        np.bitwise_xor(base, np.uint16(number), out=buffer)
+        for shift in range(1, step + 1):
+            buffer += (base >> shift) & 3
+        yield f"layer.{number}.weight", buffer.view(ml_dtypes.bfloat16)
+
+
 def rebased(directory):
-    """Chains that are full: every commit reads blocks back and replaces their chains."""
-    base = tile()
+    """Chains that are full: every commit reads all blocks back and replaces their chains. 160 MB."""
+    base, count = tile(), 8
     with df.create(directory).writer(policy=df.Policy(max_chain=2)) as writer:
-        writer.commit(step=0, tensors=stream(base, 0))
-        start = rss() - TENSORS * 2 * ELEMENTS  # the baseline is there already
+        writer.commit(step=0, tensors=dense(base, 0, count))
+        start = rss() - count * 2 * ELEMENTS  # the baseline is there already
         peaks = []
         for step in range(1, 4):
-            info = writer.commit(step=step, tensors=stream(base, step))
+            info = writer.commit(step=step, tensors=dense(base, step, count))
             peaks.append(getrusage(RUSAGE_SELF).ru_maxrss * 1024 - start)
-    assert info.rebase_bytes > 0
+    assert info.rebase_bytes > 50 * MB
     return {"peaks": peaks}
 
 
@@ -90,7 +104,9 @@ def mapping_in_background(directory):
                 tensor.view(np.uint16)[step::100] += np.uint16(1)
             future = writer.commit(step=step, tensors=state, block=False)
             for tensor in state.values():
-                tensor.view(np.uint16)[:100] += np.uint16(1)  # after it has returned, the caller's memory is the caller's
+                tensor.view(np.uint16)[:100] += np.uint16(
+                    1
+                )  # after it has returned, the caller's memory is the caller's
             future.result()
             peaks.append(getrusage(RUSAGE_SELF).ru_maxrss * 1024 - start)
     return {"peaks": peaks}
@@ -131,7 +147,9 @@ def many(directory):
     return {"growth": max(sizes[5:]) - sizes[5], "late": sizes[-1] - sizes[25]}
 
 
-RUNS = {run.__name__: run for run in (streamed, rebased, mapping_in_background, reading, reading_measured, many)}
+RUNS = {
+    run.__name__: run for run in (streamed, rebased, mapping_in_background, reading, reading_measured, many)
+}
 
 if __name__ == "__main__":
     warm_up()

@@ -53,21 +53,6 @@ LAYERS = {
     "upkeep": ["collect", "verify"],
     "store": ["store"],
     "package": ["deltaformat"],
-    "command line": [
-        "__main__",
-        "cli",
-        "cli.demo",
-        "cli.demo_follow",
-        "cli.demo_model",
-        "cli.difference",
-        "cli.history",
-        "cli.options",
-        "cli.output",
-        "cli.parser",
-        "cli.show",
-        "cli.stores",
-        "cli.transfer",
-    ],
 }
 PURE = ("errors", "values", "codec", "objects", "log", "frameworks")  # no input or output
 SEEING = ("codec", "frameworks", "files", "blocks I/O", "reading", "writing", "upkeep")  # these see weights
@@ -119,7 +104,9 @@ def imports_of(path):
 
 
 IMPORTS = {name_of(path): imports_of(path) for path in MODULES}
-LAYER_OF = {module: layer for layer, (_, modules) in enumerate(LAYERS.items()) for module in modules}
+LAYER_OF = {module: layer for layer, modules in enumerate(LAYERS.values()) for module in modules}
+# The command line is on top of all.
+LAYER_OF |= {module: len(LAYERS) for module in IMPORTS if module.split(".")[0] in ("cli", "__main__")}
 
 
 # -- the structure of the package ---------------------------------------------------------------------------

@@ -221,6 +221,29 @@ def test_the_same_bytes_are_retried() -> None:
     assert clock.pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_another_thread_read_meanwhile(folded: bool) -> None:
+    """A state that has gone past the own record before its *create* returned does not go back."""
+    storage = memory()
+    other = new_log(storage)
+
+    class Slow(Wrapper):
+        def create(self, key: str, data: Any) -> bool:
+            created = self.inner.create(key, data)
+            if key == record_key(1):
+                other.append(Claim, claim_members("b"))
+                log.tail()
+            return created
+
+    log = new_log(Slow(storage))
+    log.append(Claim, claim_members())
+    if folded:
+        log.history()
+    log.append(Commit, commit_members(log, 0, step=1))
+    assert log.write_hint(2)
+    assert log.tail() == other.tail() == new_log(storage).history().state
+
+
 def test_a_reply_lost_to_a_collision() -> None:
     """DF-CMT-02, DF-CMT-03: unknown, then known to be another's: the next place is tried."""
     storage = memory()
@@ -315,6 +338,21 @@ def test_the_reading_back_fails() -> None:
 
     log = new_log(Unreadable(storage, exists=True))
     assert log.append(Claim, claim_members()).record.seq == 0
+    assert len(records_in(storage)) == 1
+
+
+def test_nothing_in_the_place() -> None:
+    """DF-CMT-03: a store that tells of a record and then does not have it is asked again."""
+    storage = memory()
+
+    class Forgetful(Wrapper):
+        failures = 2
+
+        def create(self, key: str, data: Any) -> bool:
+            self.failures -= 1
+            return self.failures < 0 and self.inner.create(key, data)
+
+    assert new_log(Forgetful(storage)).append(Claim, claim_members()).record.seq == 0
     assert len(records_in(storage)) == 1
 
 

@@ -146,10 +146,11 @@ def test_every_step_followed(stored, framework):
         previous, tensors = version, followed
 
 
-def test_following_from_elsewhere_reads_anew(stored):
+@pytest.mark.parametrize(("before", "step"), [(0, 2), (1, 4), (4, 1), (2, 2), (3, 0)])
+def test_following_from_elsewhere_reads_anew(stored, before, step):
     store = df.open(stored[0])
-    previous = store.version(step=1)
-    check_all(store.version(step=4).follow(previous, previous.state_dict()), STATES[4])
+    previous = store.version(step=before)
+    check_all(store.version(step=step).follow(previous, previous.state_dict()), STATES[step])
 
 
 def test_following_from_other_weights_is_refused(stored):
@@ -665,9 +666,9 @@ def test_tensors_mutated_after_a_background_commit(keyframe, framework):
         check(store.version(step=step), state)
 
 
-@pytest.mark.parametrize("keyframe", ["planes", "raw"])
+@pytest.mark.parametrize(("keyframe", "pack_bytes"), [("planes", 4096), ("raw", 4096), ("raw", 500)])
 @pytest.mark.parametrize("block", [True, False])
-def test_a_stream_that_reuses_its_buffer(keyframe, block):
+def test_a_stream_that_reuses_its_buffer(keyframe, pack_bytes, block):
     """One tensor is in memory at a time: what was yielded may be overwritten as soon as the next is asked
     for.
     """
@@ -685,7 +686,7 @@ def test_a_stream_that_reuses_its_buffer(keyframe, block):
         buffer.view(np.uint16)[:] = 0xFFFF
 
     store = df.create(memory(), block_bytes=BLOCK)
-    with store.writer(policy=Policy(keyframe=keyframe, pack_bytes=4096)) as writer:
+    with store.writer(policy=Policy(keyframe=keyframe, pack_bytes=pack_bytes)) as writer:
         for step, state in enumerate(states):
             writer.commit(step=step, tensors=stream(state), block=block)
     for step, state in enumerate(states):
@@ -757,7 +758,7 @@ def test_a_long_read_has_few_requests():
     watched = Recorder(open_storage(memory(), create=True))
     store = df.create(watched, block_bytes=BLOCK)
     commit_all(store, STATES[:2])
-    watched.reset()
+    watched.clear()
     with df.open(watched).version() as version:
         assert watched.of("get_ranges") == []  # DF-RD-01
         version.state_dict()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-import xxhash
 from watching import Recorder
-from writertools import BLOCK, bf16, check_follow, make, memory, raw, reads, state, trained
+from writertools import bf16, check_follow, make, memory, raw, reads, state, trained
 
 import deltaformat as df
 from deltaformat import Policy
+from deltaformat.checkpoint import open_checkpoint
 from deltaformat.errors import (
     CorruptError,
     ErrorCode,
@@ -23,9 +23,7 @@ from deltaformat.errors import (
     MissingError,
     UnsafeError,
 )
-from deltaformat.packs import ExternalRef, parse_safetensors
-from deltaformat.versionmap import VersionMapBuilder
-from deltaformat.writer import _Request
+from deltaformat.packs import parse_safetensors
 
 # -- chains and packs ----------------------------------------------------------------------------------------
 
@@ -67,7 +65,7 @@ def test_chains_are_bounded(max_chain, strata):
         assert len(rebased) > 2  # staggered over steps
     tensors = versions[0].state_dict()
     for step in range(1, steps):
-        watched.reset()
+        watched.clear()
         tensors = versions[step].follow(versions[step - 1], tensors)
         assert raw(tensors) == raw(states[step])
         fetched = watched.of("get_ranges")
@@ -154,6 +152,20 @@ def test_every_pack_is_a_safetensors_file():
         safetensors.deserialize(storage.get(key))
 
 
+def test_the_header_of_a_pack_is_not_looked_at():
+    """DF-PCK-03: manifests say where pieces are; a header that is damaged is for `verify` to find."""
+    storage = memory()
+    store, tensors = make(storage), state(41)
+    with store.writer() as writer:
+        writer.commit(step=0, tensors=tensors)
+    (pack,) = store.version().map.packs
+    data = storage.get(pack.key)
+    start = 8 + int.from_bytes(data[:8], "little")
+    storage.put(pack.key, b"\xff" * start + data[start:])
+    reads(df.open(storage).version(), tensors)
+    assert [finding.code for finding in store.verify().findings] == ["hash-mismatch"]
+
+
 def test_packs_are_bounded():
     """SPEC 14: a pack is closed before it would grow beyond its limit; a tensor may lie in several."""
     limit = 2000
@@ -199,39 +211,18 @@ def test_packs_with_the_same_bytes():
 
 
 def base_file(path, tensors):
-    """An ordinary safetensors file, and where its tensors lie."""
+    """An ordinary safetensors file."""
     safetensors.numpy.save_file(tensors, path)
-    data = path.read_bytes()
-    return data, parse_safetensors(data, len(data)).tensors
+    return path.read_bytes()
 
 
-def commit_base(store, url, data, entries):
-    """Commit a version whose bytes all lie in an external object; there is a method for it only in the
-    command line's import.
-    """
-    sha256 = hashlib.sha256(data).hexdigest()
-    builder = VersionMapBuilder(digest_bytes=16, packs=[ExternalRef(url, len(data), sha256)])
-    for name, entry in entries.items():
-        content = data[entry.start : entry.end]
-        blocks = [content[at : at + BLOCK] for at in range(0, len(content), BLOCK)]
-        builder.add_tensor(
-            name,
-            entry.dtype,
-            entry.shape,
-            digests=np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, blocks)), np.uint8),
-            fresh=np.full(len(blocks), 255, np.uint8),
-            depth=np.ones(len(blocks), np.uint8),
-            pack=np.zeros(len(blocks), np.int32),
-            offset=entry.start + BLOCK * np.arange(len(blocks)),
-            length=np.array(list(map(len, blocks))),
-            encoding=np.zeros(len(blocks), np.uint8),
-        )
-    version = builder.finish()
+def commit_base(store, path):
+    """Commit a version whose bytes all stay in a file."""
     with store.writer() as writer:
-        manifest = writer._put_manifest(version)
-        request = _Request(step=0, parts=(), files=None, metadata={}, allow_set_change=False, total=None)
-        writer._record(request, version, version.root("xxh3-128", BLOCK), manifest)
-    return sha256
+        part = writer.stage_external(step=0, checkpoint=open_checkpoint(path))
+        info = writer.commit(step=0, parts=[part])
+    assert (info.packs, info.payload_bytes) == (0, 0)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_an_external_base(tmp_path):
@@ -241,14 +232,16 @@ def test_an_external_base(tmp_path):
     tensors = {name: array.view(np.uint16) for name, array in state(36).items()}
     path = tmp_path / "bases" / "base.safetensors"
     path.parent.mkdir()
-    data, entries = base_file(path, tensors)
+    data = base_file(path, tensors)
     inner = memory()
-    make(inner)
+    with make(inner).writer() as writer, pytest.raises(UnsafeError):  # nobody could read it here
+        writer.stage_external(step=0, checkpoint=open_checkpoint(path))
     allowed = df.open(inner, allow_external=[path.parent.as_uri() + "/"])
-    sha256 = commit_base(allowed, path.as_uri(), data, entries)
+    sha256 = commit_base(allowed, path)
     assert list(inner.list("packs/")) == []  # nothing was uploaded
-
-    reads(allowed.version(), tensors)
+    watched = Recorder(inner)
+    reads(df.open(watched, allow_external=[path.parent.as_uri()]).version(), tensors)
+    assert watched.of("get_ranges") == []  # DF-EXT-02: not by the client with credentials
     assert allowed.verify(all=True).findings == []
     for refusing in (df.open(inner), df.open(inner, allow_external=[(tmp_path / "base").as_uri()])):
         version = refusing.version()  # the manifest is in the store
@@ -294,11 +287,11 @@ def test_an_external_base_that_changed_is_mended_by_a_copy(tmp_path):
     """DF-EXT-03: "does not verify" is as good as gone."""
     tensors = {name: array.view(np.uint16) for name, array in state(37).items()}
     path = tmp_path / "base.safetensors"
-    data, entries = base_file(path, tensors)
+    data = base_file(path, tensors)
     inner = memory()
     make(inner)
     store = df.open(inner, allow_external=[tmp_path.as_uri()])
-    sha256 = commit_base(store, path.as_uri(), data, entries)
+    sha256 = commit_base(store, path)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     inner.put(f"packs/external/{sha256}", data)
     reads(store.version(), tensors)

@@ -1,4 +1,5 @@
-"""Every case below conformance/ against the reference reader; and the worked store of SPEC.md against what builds it."""
+"""Every case below conformance/ against the reference reader; and the worked store of SPEC.md against what
+builds it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def read(store: Path, branch: str) -> dict[str, object]:
     try:
         with df.open(store).version(branch=branch) as version:
             tensors = []
-            for name in version.keys():
+            for name in sorted(version.keys()):
                 content = version.get_bytes(name)
                 data = bytes(content.data)
                 tensors.append(
@@ -56,7 +57,8 @@ def test_case(case: Path) -> None:
 
 
 def shown_manifest(version: VersionMap, parent: int | None) -> tuple[bytes, int]:
-    """The manifest in SPEC.md that says what `version` does: neither Arrow nor zstd is canonical, so bytes may differ."""
+    """The manifest in SPEC.md that says what `version` does: neither Arrow nor zstd is canonical, so bytes
+    may differ."""
     commits = [json.loads(data) for key, data in worked_store.parse(SPEC).items() if key.startswith("log/")]
     for manifest in (entry for commit in commits for entry in commit.get("manifests", ())):
         frame = worked_store.parse(SPEC)[manifest["key"]]
@@ -87,13 +89,16 @@ def test_spec_shows_the_worked_store() -> None:
 
 def test_the_committed_case_is_the_store_of_spec() -> None:
     store = worked_store.CASE / "store"
-    committed = {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    committed = {
+        str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()
+    }
     assert committed == worked_store.parse(SPEC)
     assert json.loads((worked_store.CASE / "expect.json").read_text()) == worked_store.expectation()
 
 
 def test_both_steps_by_hand() -> None:
-    """The payload of SPEC.md's table gives step 1 from step 0; both steps read, with the roots of SPEC 7.1 computed by hand."""
+    """The payload of SPEC.md's table gives step 1 from step 0; both steps read, with the roots of SPEC 7.1
+    computed by hand."""
     block = np.frombuffer(worked_store.W0, np.uint8).copy()
     decode_piece(3, worked_store.PAYLOAD, block)
     assert block.tobytes() == worked_store.W1

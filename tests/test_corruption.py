@@ -1,4 +1,6 @@
-"""Damage: whatever happens to the bytes of a store, a reader gives the truth or a DeltaFormatError, and `verify` tells."""
+"""Damage: whatever happens to the bytes of a store, a reader gives the truth or a DeltaFormatError, and
+`verify` tells.
+"""
 
 import itertools
 import json
@@ -10,7 +12,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from forge import append, decompressed, last_commit, members_of, replace_content, rewrite, sealed
 from hostile import CASES, HARMLESS, base, open_and_read
@@ -56,7 +57,7 @@ def small():
     return storage
 
 
-# -- what a reader does ----------------------------------------------------------------------------------------
+# -- what a reader does --------------------------------------------------------------------------------------
 
 
 def newest(store):
@@ -103,9 +104,15 @@ def history(store):
 
 
 ACTIONS = {
-    "newest": newest, **{f"step {step}": of_step(step) for step in STEPS}, "tag": tagged, "branch": of_branch,
-    "slices": slices, "follow": followed, "file": sidecar, "log": history,
-}  # fmt: skip
+    "newest": newest,
+    **{f"step {step}": of_step(step) for step in STEPS},
+    "tag": tagged,
+    "branch": of_branch,
+    "slices": slices,
+    "follow": followed,
+    "file": sidecar,
+    "log": history,
+}
 
 
 @cache
@@ -176,14 +183,18 @@ def short(key):
 
 @pytest.mark.parametrize("key", KEYS, ids=short)
 def test_flipped(key):
-    """DF-DIG-01, DF-KEY-02, DF-JSN-03, DF-LOG-09: every byte of every object, some of its bits turned over."""
+    """DF-DIG-01, DF-KEY-02, DF-JSN-03, DF-LOG-09: every byte of every object, with bits turned over."""
     original, names, rng = small().objects[key], readers_of(key), random.Random(key)
     for position in range(len(original)):
         for pattern in PATTERNS if NIGHTLY else [rng.choice(PATTERNS)]:
             data = bytearray(original)
             data[position] ^= pattern
             storage, where = damaged(key, bytes(data)), (key, position, pattern)
-            failed = check_damaged(storage, names if NIGHTLY else [rng.choice(names)], where=where) if names else False
+            failed = (
+                check_damaged(storage, names if NIGHTLY else [rng.choice(names)], where=where)
+                if names
+                else False
+            )
             if key == TAIL_HINT:
                 assert not failed
             elif NIGHTLY or rng.random() < 0.04:
@@ -197,9 +208,16 @@ def test_cut_and_extended(key):
     lengths = range(len(original))
     if not NIGHTLY:
         lengths = sorted({0, 1, len(original) - 1, *rng.sample(lengths, min(len(lengths), 60))})
-    for data in [*(original[:length] for length in lengths), original + b"\0", original + b"\n", original * 2]:
+    for data in [
+        *(original[:length] for length in lengths),
+        original + b"\0",
+        original + b"\n",
+        original * 2,
+    ]:
         storage, where = damaged(key, data), (key, len(data))
-        failed = check_damaged(storage, names if NIGHTLY else rng.sample(names, min(2, len(names))), where=where)
+        failed = check_damaged(
+            storage, names if NIGHTLY else rng.sample(names, min(2, len(names))), where=where
+        )
         if key == TAIL_HINT:
             assert not failed
         elif NIGHTLY or rng.random() < 0.04:
@@ -221,7 +239,9 @@ def test_deleted(key, hint):
         if isinstance(result, DeltaFormatError):
             failed = True
         elif parsed.seq is not None and name in ("newest", "log", "slices", "file", "branch"):
-            assert result[0] <= 3  # a reader may have found an earlier end of the log: then what was the truth there
+            assert (
+                result[0] <= 3
+            )  # a reader may have found an earlier end of the log: then what was the truth there
             if name == "newest":
                 assert result[1] == truth(result[0])
         else:
@@ -238,7 +258,9 @@ def kind_of(key):
 
 @pytest.mark.parametrize(("key", "other"), SAME_KIND, ids=short)
 def test_swapped(key, other):
-    """DF-LOG-02, DF-KEY-02: one object's bytes under the key of another of its kind: an older record, another step's pack."""
+    """DF-LOG-02, DF-KEY-02: one object's bytes under the key of another of its kind: an older record, another
+    step's pack.
+    """
     storage = damaged(key, small().objects[other])
     failed = check_damaged(storage, readers_of(key), where=(key, other))
     assert failed or not readers_of(key) or kind_of(key).value == "pack"
@@ -246,7 +268,9 @@ def test_swapped(key, other):
 
 
 def test_doubled():
-    """DF-LOG-02: a record once more at the log's end is refused; other objects under new keys are nobody's business."""
+    """DF-LOG-02: a record once more at the log's end is refused; other objects under new keys are nobody's
+    business.
+    """
     end = max(int(key[4:24]) for key in KEYS if key.startswith("log/")) + 1
     for seq in range(end):
         storage = damaged(record_key(end), small().objects[record_key(seq)])
@@ -272,7 +296,7 @@ def test_another_stores_descriptor():
         check_told(storage, where=options)
 
 
-# -- every hash in order, and something wrong --------------------------------------------------------------------
+# -- every hash in order, and something wrong ----------------------------------------------------------------
 
 
 def check_hostile(storage, names=("newest", "step 1", "slices", "follow", "log"), *, where):
@@ -287,7 +311,9 @@ def check_hostile(storage, names=("newest", "step 1", "slices", "follow", "log")
 
 
 def test_flips_in_a_manifest_with_all_hashes_in_order():
-    """DF-DIG-04, DF-MAN-01, DF-MAN-03, DF-MAN-04, DF-SEC-01: every byte of an Arrow file, under a record that vouches for it."""
+    """DF-DIG-04, DF-MAN-01, DF-MAN-03, DF-MAN-04, DF-SEC-01: every byte of an Arrow file, under a record that
+    vouches for it.
+    """
     seq = last_commit(small())
     original, rng = decompressed(small(), seq), random.Random(1)
     positions = range(len(original))
@@ -297,13 +323,17 @@ def test_flips_in_a_manifest_with_all_hashes_in_order():
             data[position] ^= pattern
             storage = small().copy()
             replace_content(storage, seq, bytes(data))
-            names = ("newest", "slices", "follow") if NIGHTLY else [rng.choice(["newest", "slices", "follow"])]
+            names = (
+                ("newest", "slices", "follow") if NIGHTLY else [rng.choice(["newest", "slices", "follow"])]
+            )
             check_hostile(storage, names, where=(position, pattern))
 
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_bytes_of_a_record_with_all_hashes_in_order(step):
-    """DF-JSN-01, DF-LOG-02, DF-SEC-01: every byte of a commit record turned into another, sealed and linked again."""
+    """DF-JSN-01, DF-LOG-02, DF-SEC-01: every byte of a commit record turned into another, sealed and linked
+    again.
+    """
     seq = next(seq for seq in range(99) if members_of(small(), seq).get("step") == step)
     body = small().objects[record_key(seq)][:-76] + b"}"
     rng = random.Random(step)
@@ -312,7 +342,9 @@ def test_bytes_of_a_record_with_all_hashes_in_order(step):
             storage = small().copy()
             text = body[:position] + bytes([byte]) + body[position + 1 :]
             rewrite_text(storage, seq, text)
-            names = list(ACTIONS) if NIGHTLY else rng.sample(["newest", "step 1", "slices", "follow", "log"], 2)
+            names = (
+                list(ACTIONS) if NIGHTLY else rng.sample(["newest", "step 1", "slices", "follow", "log"], 2)
+            )
             check_hostile(storage, names, where=(position, byte))
 
 
@@ -321,7 +353,28 @@ def rewrite_text(storage, seq, text):
     rewrite(storage, seq, lambda _: text)
 
 
-VALUES = [None, True, -1, 0, 1, 2**53 - 1, 2**53, 10**400, 0.5, 1e308, "", "x", "\0", "é" * 500, [], [[]], [0], [None], {}, {"": {}}]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**53 - 1,
+    2**53,
+    10**400,
+    0.5,
+    1e308,
+    "",
+    "x",
+    "\0",
+    "é" * 500,
+    [],
+    [[]],
+    [0],
+    [None],
+    {},
+    {"": {}},
+]
 
 
 def paths(value, path=()):
@@ -341,7 +394,9 @@ def with_value(value, path, new):
 
 @pytest.mark.parametrize("kind", ["claim", "commit", "tag", "fork"])
 def test_values_of_a_record_with_all_hashes_in_order(kind):
-    """DF-JSN-01, DF-KEY-01, DF-SEC-01: every member of a record, at any depth, replaced by values of every type."""
+    """DF-JSN-01, DF-KEY-01, DF-SEC-01: every member of a record, at any depth, replaced by values of every
+    type.
+    """
     seqs = [seq for seq in range(7) if members_of(small(), seq)["kind"] == kind]
     members, rng = members_of(small(), seqs[-1]), random.Random(kind)
     for path in paths({name: value for name, value in members.items() if name != "check"}):
@@ -393,7 +448,9 @@ def test_values_of_the_descriptor_with_its_check_in_order():
 
 @pytest.mark.parametrize("name", CASES)
 def test_hostile(name):
-    """DF-SEC-01, DF-LIM-01, DF-LIM-02, DF-ENC-02, DF-ENC-03, DF-ENC-09, DF-MAN-02, DF-MAN-04, DF-VER-01, DF-ERR-01: refused, with its class and code."""
+    """DF-SEC-01, DF-LIM-01, DF-LIM-02, DF-ENC-02, DF-ENC-03, DF-ENC-09, DF-MAN-02, DF-MAN-04, DF-VER-01,
+    DF-ERR-01: refused, with its class and code.
+    """
     error_class, code, make = CASES[name]
     storage = base().copy()
     make(storage)
@@ -407,7 +464,9 @@ def test_hostile(name):
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_harmless(name):
-    """DF-JSN-01, DF-JSN-02, DF-LIM-01, DF-LOG-09, DF-MAN-01, DF-VER-02: a reader takes these as if nothing were."""
+    """DF-JSN-01, DF-JSN-02, DF-LIM-01, DF-LOG-09, DF-MAN-01, DF-VER-02: a reader takes these as if nothing
+    were.
+    """
     storage = base().copy()
     HARMLESS[name](storage)
     open_and_read(storage)
@@ -421,21 +480,27 @@ def test_harmless(name):
 
 
 def test_hostile_memory():
-    """DF-SEC-01, DF-LIM-02: none of them takes more than 192 MiB; bombs expand to GiBs, and 15 MiB of JSON are allowed for."""
+    """DF-SEC-01, DF-LIM-02: none of them takes more than 192 MiB; bombs expand to GiBs, and 15 MiB of JSON
+    are allowed for.
+    """
     command = [sys.executable, str(Path(__file__).with_name("hostile.py")), "1024"]
     environment = os.environ | {"PYTHONPATH": str(Path(df.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     told = json.loads(done.stdout)
-    expected = {name: error_class for name, (error_class, _, _) in CASES.items()} | dict.fromkeys(HARMLESS, "ok")
+    expected = {name: error_class for name, (error_class, _, _) in CASES.items()} | dict.fromkeys(
+        HARMLESS, "ok"
+    )
     assert told["found"] == expected
     assert told["peak_mib"] < 192
 
 
-# -- void records --------------------------------------------------------------------------------------------------
+# -- void records --------------------------------------------------------------------------------------------
 
 
 def stale_commit(storage, claim, **members):
-    """Append what a writer would that does not see that its claim is fenced: a commit under `claim` upon main's head."""
+    """Append what a writer would that does not see that its claim is fenced: a commit under `claim` upon
+    main's head.
+    """
     seq = max(int(key[4:24]) for key in storage.objects if key.startswith("log/"))
     heads = members_of(storage, seq)["heads"]
     head = heads["main"]
@@ -445,16 +510,27 @@ def stale_commit(storage, claim, **members):
         if entry[0] == 0 or (entry[0] & -entry[0]) > (ancestors[-1][0] & -ancestors[-1][0] or 1 << 60):
             ancestors.append(entry)
     members = {
-        "branch": "main", "claim": claim, "step": head["step"] + 1, "parent": head["seq"], "depth": parent["depth"] + 1,
-        "ancestors": ancestors, "root": parent["root"], "manifests": parent["manifests"], "objects_added": [],
-        "objects_dropped": [], "metadata": {}, **members,
-    }  # fmt: skip
+        "branch": "main",
+        "claim": claim,
+        "step": head["step"] + 1,
+        "parent": head["seq"],
+        "depth": parent["depth"] + 1,
+        "ancestors": ancestors,
+        "root": parent["root"],
+        "manifests": parent["manifests"],
+        "objects_added": [],
+        "objects_dropped": [],
+        "metadata": {},
+        **members,
+    }
     heads = heads | {"main": head | {"seq": seq + 1, "step": members["step"]}}
     return append(storage, kind="commit", **{"heads": heads, **members})
 
 
 def fenced():
-    """Two writers: the first, of claim 0, has been fenced by the second, of claim 3, which has committed step 2."""
+    """Two writers: the first, of claim 0, has been fenced by the second, of claim 3, which has committed step
+    2.
+    """
     storage = DictStorage()
     store = df.create(storage, block_bytes=BLOCK)
     with store.writer() as writer:
@@ -480,11 +556,17 @@ VOID = {
 @pytest.mark.parametrize("where", ["tail", "middle"])
 @pytest.mark.parametrize("kind", VOID)
 def test_void_commits(kind, where):
-    """DF-LOG-04, DF-LOG-06: ignored wherever it is, refused by seq, reported by `verify`; lazily and by full fold readers agree."""
+    """DF-LOG-04, DF-LOG-06: ignored wherever it is, refused by seq, reported by `verify`; lazily and by full
+    fold readers agree.
+    """
     storage = fenced()
     newest = members_of(storage, 4)
     members = {name: value for name, value in VOID[kind].items() if name != "manifests"}
-    members |= {"manifests": newest["manifests"]} if "manifests" in VOID[kind] else {"manifests": members_of(storage, 1)["manifests"]}
+    members |= (
+        {"manifests": newest["manifests"]}
+        if "manifests" in VOID[kind]
+        else {"manifests": members_of(storage, 1)["manifests"]}
+    )
     void = stale_commit(storage, **members)
     if where == "middle":
         with df.open(storage).writer() as writer:  # who goes on is not misled
@@ -506,13 +588,38 @@ def test_void_commits(kind, where):
     assert (finding.where, finding.code) == (record_key(void), "record-void")
 
 
-@pytest.mark.parametrize("record", [
-    {"kind": "tag", "name": "best", "target": 0}, {"kind": "tag", "name": "best", "target": 99},
-    {"kind": "fork", "branch": "exp", "source": 0, "step": 0}, {"kind": "fork", "branch": "exp", "source": 1, "step": 7},
-    {"kind": "drop", "branch": "exp"}, {"kind": "retire", "commits": []}, {"kind": "retire", "commits": [4]}, {"kind": "retire", "commits": [2, 1]},
-    {"kind": "retire", "commits": [0]}, {"kind": "claim", "branch": "main", "epoch": 9, "host": "h", "pid": 1, "resume_from": None, "single_writer": False},
-    {"kind": "claim", "branch": "main", "epoch": 3, "host": "h", "pid": 1, "resume_from": 0, "single_writer": False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "tag", "name": "best", "target": 0},
+        {"kind": "tag", "name": "best", "target": 99},
+        {"kind": "fork", "branch": "exp", "source": 0, "step": 0},
+        {"kind": "fork", "branch": "exp", "source": 1, "step": 7},
+        {"kind": "drop", "branch": "exp"},
+        {"kind": "retire", "commits": []},
+        {"kind": "retire", "commits": [4]},
+        {"kind": "retire", "commits": [2, 1]},
+        {"kind": "retire", "commits": [0]},
+        {
+            "kind": "claim",
+            "branch": "main",
+            "epoch": 9,
+            "host": "h",
+            "pid": 1,
+            "resume_from": None,
+            "single_writer": False,
+        },
+        {
+            "kind": "claim",
+            "branch": "main",
+            "epoch": 3,
+            "host": "h",
+            "pid": 1,
+            "resume_from": 0,
+            "single_writer": False,
+        },
+    ],
+)
 def test_other_void_records(record):
     """DF-LOG-04: tags, forks, drops, retirements and claims whose preconditions fail change nothing."""
     storage = fenced()
@@ -522,7 +629,11 @@ def test_other_void_records(record):
         store = df.open(storage)
         if fold:
             store._context.log.history()
-        assert (store.branches(), store.tags(), store._context.log.retired()) == (before.branches(), {}, set())
+        assert (store.branches(), store.tags(), store._context.log.retired()) == (
+            before.branches(),
+            {},
+            set(),
+        )
         assert content(store.version().state_dict()) == content(tensors(2))
         assert store.log()[0].seq == void - 1
     (finding,) = df.open(storage).verify(all=True).findings
@@ -533,14 +644,32 @@ def test_other_void_records(record):
     assert df.open(storage).tags() == {"best": writer._parent.seq}
 
 
-@pytest.mark.xfail(reason="DF-LOG-06 lets readers take such a record for valid; those who fold the log do not, nor what follows")
-@pytest.mark.parametrize("record", [
-    {"kind": "tag", "name": "none", "target": None}, {"kind": "tag", "name": "best", "target": 1},
-    {"kind": "fork", "branch": "exp", "source": 1, "step": 0}, {"kind": "retire", "commits": [2]},
-    {"kind": "claim", "branch": "main", "epoch": 3, "host": "h", "pid": 1, "resume_from": 1, "single_writer": False},
-], ids=lambda record: record["kind"])  # fmt: skip
+@pytest.mark.xfail(
+    reason="DF-LOG-06: readers may take such a record for valid; a fold of the log does not, nor what follows"
+)
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "tag", "name": "none", "target": None},
+        {"kind": "tag", "name": "best", "target": 1},
+        {"kind": "fork", "branch": "exp", "source": 1, "step": 0},
+        {"kind": "retire", "commits": [2]},
+        {
+            "kind": "claim",
+            "branch": "main",
+            "epoch": 3,
+            "host": "h",
+            "pid": 1,
+            "resume_from": 1,
+            "single_writer": False,
+        },
+    ],
+    ids=lambda record: record["kind"],
+)
 def test_records_that_only_history_tells_are_void(record):
-    """DF-LOG-06: after a record that is void for what lies further back, honest writers and all readers still agree."""
+    """DF-LOG-06: after a record that is void for what lies further back, honest writers and all readers still
+    agree.
+    """
     storage = fenced()
     store = df.open(storage)
     store.tag("good", step=1)

@@ -509,6 +509,10 @@ def test_what_a_neighbour_cannot_tell() -> None:
     stated = replace(record, heads={"main": Head(3, 30, 2, 6)})
     assert transition(state, stated, sha(6)) == trust(stated, sha(6))
     assert isinstance(transition(state, replace(stated, heads={"main": Head(2, 30, 2, 6)}), sha(6)), Void)
+    tag = {"last_tag": None, "last_retire": None, "name": "x", "nonce": nonce(0), "time": TIME}
+    for target, fine in ((5, True), (6, False), (7, False)):  # but no record names a later one
+        record = Tag(seq=6, prev=state.hash, heads=state.heads, target=target, **tag)  # type: ignore[arg-type]
+        assert isinstance(transition(state, record, sha(6)), State) == fine
     nothing = Knowledge()
     assert nothing.commit(0) is nothing.is_live(0) is nothing.in_lineage(0, 0) is None
     assert nothing.has_tag("a") is nothing.is_tagged(0) is None

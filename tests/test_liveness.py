@@ -90,6 +90,22 @@ def test_objects_of_a_long_log() -> None:
     assert object_uses(History()) == {}
 
 
+def test_dropped_in_every_branch() -> None:
+    """Section 12.6: what all children drop is used by their parent alone."""
+    maker = LogMaker()
+    claim = maker.claim().seq
+    ref = pack(claim, "x")
+    parent = maker.commit(objects_added=(ref,)).seq
+    for name in ("a", "b", "c"):
+        maker.fork(name, parent)
+        maker.claim(name)
+        maker.commit(name, objects_dropped=(ref,))
+    maker.commit(objects_dropped=(ref,))
+    assert object_uses(maker.history)[ref.key].live
+    retire = maker.retire(parent).seq
+    assert object_uses(maker.history)[ref.key] == ObjectUse(1000, False, retire)
+
+
 def test_an_object_that_is_only_dropped() -> None:
     """Section 12.6: it is named, used by nobody, and retired by nobody."""
     maker = LogMaker()

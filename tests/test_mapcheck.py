@@ -60,10 +60,18 @@ def test_a_manifest_frame_has_a_bounded_window():
     block = (len(content) << 3 | 1).to_bytes(3, "little") + content
 
     def by_hand(window_log):
-        head = b"\x28\xb5\x2f\xfd" + bytes([0x80, (window_log - 10) << 3]) + len(content).to_bytes(4, "little")
+        head = (
+            b"\x28\xb5\x2f\xfd" + bytes([0x80, (window_log - 10) << 3]) + len(content).to_bytes(4, "little")
+        )
         return head + block
 
-    facts = {"content_size": content_size, "where": "part", "digest": DIGEST, "block_bytes": BLOCK, "parent": None}
+    facts = {
+        "content_size": content_size,
+        "where": "part",
+        "digest": DIGEST,
+        "block_bytes": BLOCK,
+        "parent": None,
+    }
     assert decode_part(by_hand(27), **facts).names
     with pytest.raises(MalformedError, match="window"):
         decode_part(by_hand(28), **facts)

@@ -48,6 +48,7 @@ class Stores(RuleBasedStateMachine):
             threads=1,
         )
         self.store = df.create(self.faulty, block_bytes=BLOCK, digest=digest)
+        self.storage.put(f"packs/external/{'0' * 64}", b"a base")
         self.reader = df.open(self.storage)  # long-lived: it follows the log
         self.commits = {}
         self.heads = {}  # branch -> seq of its head, or None
@@ -313,6 +314,9 @@ class Stores(RuleBasedStateMachine):
                 self.commits[seq].live = False
             doomed = set()
             self.storage.advance(hours=2)
+        deleted = {key.partition("/")[0] for key in before.keys() - self.storage.objects.keys()}
+        assert deleted <= {"manifests", "packs", "files", "hints"}
+        assert f"packs/external/{'0' * 64}" in self.storage.objects  # DF-GC-04
 
     # -- reading --------------------------------------------------------------------------------------------
 

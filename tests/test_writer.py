@@ -60,7 +60,7 @@ def test_a_stream_cut_short_deletes_nothing():
         if error is not None:
             raise error
 
-    with store.writer() as writer:
+    with store.writer(policy=Policy(pack_bytes=1000)) as writer:
         writer.commit(step=0, tensors=first)
         threads = threading.active_count()
         with pytest.raises(InconsistentError) as caught:
@@ -140,7 +140,7 @@ def test_the_same_step_and_weights_again():
     store, first = make(watched), state(4)
     with store.writer() as writer:
         created = writer.commit(step=3, tensors=first, metadata={"a": 1})
-        watched.reset()
+        watched.clear()
         again = writer.commit(step=3, tensors=first)
         assert not put_keys(watched)
         by_part = writer.commit(step=3, parts=[writer.stage(step=3, tensors=first)])
@@ -216,7 +216,7 @@ def test_reopening_reads_back_only_what_it_needs():
     store, first = make(watched), state(8)
     with store.writer() as writer:
         writer.commit(step=0, tensors=first)
-    watched.reset()
+    watched.clear()
     with df.open(watched).writer() as writer:
         info = writer.commit(step=1, tensors=first)
         assert (info.read_bytes, info.changed_blocks) == (0, 0)
@@ -227,7 +227,7 @@ def test_reopening_reads_back_only_what_it_needs():
         info = writer.commit(step=2, tensors=second)
         (changed,) = np.flatnonzero(store.version().map.fresh) % 4
         assert (info.changed_blocks, info.read_bytes) == (1, min(BLOCK, 960 - BLOCK * changed))
-        watched.reset()
+        watched.clear()
         third = trained(second)
         info = writer.commit(step=3, tensors=third)  # now everything is held
         assert info.read_bytes == 0
@@ -260,7 +260,7 @@ def test_sidecar_files(tmp_path):
         for step, files in enumerate(
             [{**expected[0], "a/b/tokenizer.json": path}, None, expected[2], {}, None]
         ):
-            watched.reset()
+            watched.clear()
             info = writer.commit(step=step, tensors=first, files=files)
             written.append((len(put_keys(watched, "files/")), info.file_bytes))
     assert written == [(3, 8), (0, 0), (1, 3), (0, 0), (0, 0)]
@@ -359,10 +359,10 @@ def test_objects_are_durable_before_they_are_named():
     with store.writer("a") as writer:
         writer.commit(step=0, tensors=first)
     with store.writer("b", policy=Policy(pack_bytes=1000)) as writer:
-        watched.reset()
+        watched.clear()
         writer.commit(step=0, tensors=first, files={"f": b"1"})
         order = [parse_key(key).kind.name for key in map(str, put_keys(watched))]
-        writes = [call for call in watched.requests if call.operation in ("put", "create")]
+        writes = [call for call in watched.calls if call.operation in ("put", "create")]
     kinds_in_order = [call.key.partition("/")[0] for call in writes if not call.key.startswith("hints/")]
     assert sorted(set(kinds_in_order)) == ["files", "log", "manifests", "packs"]
     last = {kind: len(kinds_in_order) - 1 - kinds_in_order[::-1].index(kind) for kind in set(kinds_in_order)}
@@ -463,6 +463,18 @@ def test_progress():
         writer.commit(step=1, tensors=iter(tensors.items()))
         assert {p.total for p in told} == {None}
         assert told[-1].done == info.nbytes
+
+
+def test_what_vanished_is_forgotten():
+    """Memory: one host copy of the state, whatever came and went, and whatever failed."""
+    store, first = make(), state(40)
+    with store.writer() as writer:
+        for step in range(6):
+            tensors = {f"{name}.{step}": array for name, array in trained(first, step).items()}
+            with pytest.raises(InconsistentError):
+                writer.commit(step=step, tensors=[*tensors.items(), *list(tensors.items())[:1]])
+            info = writer.commit(step=step, tensors=tensors, allow_set_change=True)
+            assert writer._baseline.nbytes == info.nbytes
 
 
 def test_a_progress_callback_that_raises():

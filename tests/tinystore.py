@@ -1,4 +1,6 @@
-"""A store in a dict, weights that every step determines, and what a log says in plain JSON: for tests that break things."""
+"""A store in a dict, weights that every step determines, and what a log says in plain JSON: for tests that
+break things.
+"""
 
 import json
 import threading
@@ -19,7 +21,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class DictStorage:
-    """A storage whose objects are `objects`, key -> bytes, and whose clock is `now`; every write takes a millisecond of it."""
+    """A storage whose objects are `objects`, key -> bytes, and whose clock is `now`; every write takes a
+    millisecond of it.
+    """
 
     url = "dict"
 
@@ -111,7 +115,9 @@ def _bits(step, seed):
 
 
 def weights(step, seed=0):
-    """The tensors of a step: sparse changes, dense ones, none, a tied pair, odd sizes, 0-d, empty, in blocks of 256 bytes."""
+    """The tensors of a step: sparse changes, dense ones, none, a tied pair, odd sizes, 0-d, empty, in blocks
+    of 256 bytes.
+    """
     w = _bits(step, seed).view(ml_dtypes.bfloat16).reshape(40, 16)
     rng = np.random.default_rng((seed, step, 1))
     return {
@@ -127,7 +133,10 @@ def weights(step, seed=0):
 
 def content(tensors):
     """Names -> (dtype, shape, bytes), for comparisons bit by bit."""
-    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in ((n, np.asarray(t)) for n, t in tensors.items())}
+    return {
+        name: (str(a.dtype), a.shape, a.tobytes())
+        for name, a in ((n, np.asarray(t)) for n, t in tensors.items())
+    }
 
 
 @cache

@@ -3,9 +3,10 @@
 import random
 import time
 
+from tinystore import weights
+
 import deltaformat as df
 from deltaformat.errors import ConflictError, ErrorCode
-from tinystore import weights
 
 POLICY = df.Policy(max_chain=4)
 
@@ -14,7 +15,8 @@ def compete(directory, name, commits, barrier):
     """Commit so many times to main, taking it again whenever another has taken it.
 
     Returns:
-        (seq, step) acknowledged, with the numbers that the metadata of each holds, and (pid named, message) of every conflict.
+        (seq, step) of each commit acknowledged; of every conflict, whether its code is right, and its
+        message.
     """
     store, rng = df.open(directory), random.Random(name)
     acknowledged, conflicts = [], []
@@ -25,14 +27,15 @@ def compete(directory, name, commits, barrier):
                 for _ in range(rng.randint(2, 20)):
                     head = store.branches()["main"].step
                     step = 0 if head is None else head + 1
-                    info = writer.commit(step=step, tensors=weights(step), metadata={"of": name, "n": len(acknowledged)})
+                    info = writer.commit(
+                        step=step, tensors=weights(step), metadata={"of": name, "n": len(acknowledged)}
+                    )
                     assert info.created
                     acknowledged.append((info.seq, step))
                     if len(acknowledged) == commits:
                         break
             except ConflictError as error:
-                assert error.code is ErrorCode.BRANCH_HELD
-                conflicts.append(str(error))
+                conflicts.append((error.code is ErrorCode.BRANCH_HELD, str(error)))
                 time.sleep(0.02 + rng.random() * 0.15)
     return acknowledged, conflicts
 

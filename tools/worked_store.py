@@ -1,4 +1,6 @@
-"""The worked store of SPEC.md, appendix A: builds it, prints it into SPEC.md, and writes it as a conformance case.
+"""The worked store of SPEC.md, appendix A.
+
+Builds it, prints it into SPEC.md, and writes it as a conformance case.
 
     python tools/worked_store.py            compare SPEC.md and conformance/ with what is built here
     python tools/worked_store.py --write    bring them up to date
@@ -45,7 +47,8 @@ def u16(*values: int) -> bytes:
     return b"".join(value.to_bytes(2, "little") for value in values)
 
 
-# -- the weights: two tensors; from step 0 to step 1 two elements of the first change ----------------------------
+# -- the weights: two tensors; from step 0 to step 1 two elements of the first change
+# ----------------------------
 
 W0 = u16(0x3F80, 0xBF80, 0x0000, 0x8000, 0x7FC1, 0x3C00)  # 1, -1, 0, -0, a NaN, 0.0078125
 W1 = u16(0x3F80, 0xBF81, 0x0000, 0x8000, 0x7FC1, 0x3BFE)
@@ -71,6 +74,21 @@ PAYLOAD = bytes.fromhex(
 )
 
 
+PAYLOAD_PARTS = (
+    ("bytes", "meaning"),
+    ("---", "---"),
+    ("`05`", "w = 2, m = 1"),
+    ("`003e`", "t_1 = 0x3e00"),
+    ("`01 01`", "c_0, c_1"),
+    ("`00 01`", "k_0, k_1"),
+    ("`00 0101`", "quotients: stored; 1 >> 0, 2 >> 1"),
+    ("`00 00`", "low bits: stored; none of stratum 0, 0 of stratum 1"),
+    ("`00 02`", "signs: stored; +, -"),
+    ("`00 0001`", "magnitudes, plane 0: stored; 0, 1"),
+    ("`01 00`", "magnitudes, plane 1: constant 0"),
+)
+
+
 def safetensors(header: Mapping[str, object], data: bytes) -> bytes:
     """A safetensors file."""
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -86,7 +104,8 @@ PACK_0 = safetensors(
     B0 + W0,
 )
 PACK_1 = safetensors(
-    {"deltaformat.payload": {"dtype": "U8", "shape": [len(PAYLOAD)], "data_offsets": [0, len(PAYLOAD)]}}, PAYLOAD
+    {"deltaformat.payload": {"dtype": "U8", "shape": [len(PAYLOAD)], "data_offsets": [0, len(PAYLOAD)]}},
+    PAYLOAD,
 )
 
 
@@ -149,7 +168,9 @@ def root(step: int) -> str:
         leaf += (1).to_bytes(8, "little") + xxhash.xxh3_128_digest(content)
         leaves.append(hashlib.sha256(leaf).digest())
     head = b"deltaformat/1 root\0" + bytes([8]) + b"xxh3-128" + BLOCK_BYTES.to_bytes(8, "little")
-    return f"df1:xxh3-128:{BLOCK_BYTES}:" + sha256(head + len(leaves).to_bytes(8, "little") + b"".join(leaves))
+    return f"df1:xxh3-128:{BLOCK_BYTES}:" + sha256(
+        head + len(leaves).to_bytes(8, "little") + b"".join(leaves)
+    )
 
 
 def encode(version: VersionMap, parent: int | None) -> tuple[bytes, int]:
@@ -158,7 +179,10 @@ def encode(version: VersionMap, parent: int | None) -> tuple[bytes, int]:
 
 
 def build(encode: Encode = encode) -> dict[str, bytes]:
-    """The whole store: key -> bytes. `encode` may give other bytes of the same manifests: Arrow and zstd are not canonical."""
+    """The whole store: key -> bytes.
+
+    `encode` may give other bytes of the same manifests: Arrow and zstd are not canonical.
+    """
     objects = {
         "deltaformat.json": seal(
             {
@@ -192,7 +216,9 @@ def build(encode: Encode = encode) -> dict[str, bytes]:
         objects[f"log/{seq:020}.json"] = data
         prev = sha256(data)
 
-    record(0, "claim", None, branch="main", epoch=1, host="example", pid=1, resume_from=None, single_writer=False)
+    record(
+        0, "claim", None, branch="main", epoch=1, host="example", pid=1, resume_from=None, single_writer=False
+    )
     packs = (PACK_0, PACK_1)
     for step, version in enumerate(build_maps()):
         seq, parent = step + 1, step if step else None
@@ -225,22 +251,23 @@ def build(encode: Encode = encode) -> dict[str, bytes]:
     return objects
 
 
-# -- as text ---------------------------------------------------------------------------------------------------
+# -- as text
+# ---------------------------------------------------------------------------------------------------
 
 
 def render(objects: Mapping[str, bytes]) -> str:
     """The appendix's body: JSON as text, everything else in hex, 32 bytes a line."""
     parts = [
-        "Block size 256, one branch, two steps. Step 0 holds `w` (BF16, [2, 3]) and `b` (F32, [2]) raw, in a pack that is an ordinary safetensors file; step 1 "
-        "changes two elements of `w`:\n",
+        "Block size 256, one branch, two steps. Step 0 holds `w` (BF16, [2, 3]) and `b` (F32, [2]) raw, in a"
+        " pack that is an ordinary safetensors file; step 1 changes two elements of `w`:\n",
         f"- `w` at step 0: `{W0.hex()}`, at step 1: `{W1.hex()}`; `b` at both: `{B0.hex()}`.",
         f"- The roots are `{root(0)}` and `{root(1)}`.",
-        "- The `sparse` payload of step 1: width 2, one threshold 0x3e00, which splits the positions into stratum 0 = {0, 1, 4} and stratum 1 = {2, 3, 5}; "
-        "position 1 (rank 1) changes by 1, position 5 (rank 2) by -2:\n",
-        "| bytes | meaning |\n|---|---|\n| `05` | w = 2, m = 1 |\n| `003e` | t_1 = 0x3e00 |\n| `01 01` | c_0, c_1 |\n| `00 01` | k_0, k_1 |\n"
-        "| `00 0101` | quotients: stored; 1 >> 0, 2 >> 1 |\n| `00 00` | low bits: stored; none of stratum 0, 0 of stratum 1 |\n"
-        "| `00 02` | signs: stored; +, - |\n| `00 0001` | magnitudes, plane 0: stored; 0, 1 |\n| `01 00` | magnitudes, plane 1: constant 0 |\n",
-        "The objects, whole (JSON without a line break at its end). Manifests are Arrow IPC in zstd: other bytes may say the same.\n",
+        "- The `sparse` payload of step 1: width 2, one threshold 0x3e00, which splits the positions into"
+        " stratum 0 = {0, 1, 4} and stratum 1 = {2, 3, 5};\n  position 1 (rank 1) changes by 1, position 5"
+        " (rank 2) by -2:\n",
+        "\n".join(f"| {part} | {meaning} |" for part, meaning in PAYLOAD_PARTS) + "\n",
+        "The objects, whole (JSON without a line break at its end). Manifests are Arrow IPC in zstd: other bytes"
+        " may say the same.\n",
     ]
     for key, data in objects.items():
         if key.endswith(".json") or data == CONFIG:
@@ -256,7 +283,9 @@ def parse(spec: str) -> dict[str, bytes]:
     """The objects that SPEC.md shows."""
     body = spec[spec.index(BEGIN) : spec.index(END, spec.index(BEGIN))]
     objects = {}
-    for key, size, text in re.findall(r"^`([^`\n]+)`, (\d+) bytes\n\n```\n(.*?)\n```$", body, re.MULTILINE | re.DOTALL):
+    for key, size, text in re.findall(
+        r"^`([^`\n]+)`, (\d+) bytes\n\n```\n(.*?)\n```$", body, re.MULTILINE | re.DOTALL
+    ):
         data = text.encode() if text.startswith("{") else bytes.fromhex(text)
         assert len(data) == int(size), key
         objects[key] = data
@@ -270,7 +299,13 @@ def expectation() -> dict[str, object]:
             "step": 1,
             "root": root(1),
             "tensors": [
-                {"name": name, "dtype": dtype, "shape": list(shape), "nbytes": len(content), "sha256": sha256(content)}
+                {
+                    "name": name,
+                    "dtype": dtype,
+                    "shape": list(shape),
+                    "nbytes": len(content),
+                    "sha256": sha256(content),
+                }
                 for name, (dtype, shape, content) in STEPS[1].items()
             ],
         }

@@ -2,10 +2,12 @@
 
     python tools/bench/commit_and_read.py [--megabytes 512] [--rounds 5] [--json]
 
-Everything is measured on the same bytes in one run, and given as medians. A commit is all of it: compare, hash, encode, write and sync packs, manifest and
-record in a local directory. A read is all of it: open the store, fetch, decode, apply, check every digest, of the step after the keyframe (`read`) and of the
-newest, whose chains are as long as there were rounds (`read newest`); `follow` reads it with the step before at hand. The peer is what several trainers do:
-XOR with the old weights, zstd level 1, per tensor; and back; without I/O and without checks.
+Everything is measured on the same bytes in one run, and given as medians. A commit is all of it: compare,
+hash, encode, write and sync packs, manifest and
+record in a local directory. A read is all of it: open the store, fetch, decode, apply, check every digest, of
+the step after the keyframe (`read`) and of the newest, whose chains are as long as there were rounds (`read
+newest`); `follow` reads it with the step before at hand. The peer is what several trainers do: XOR with the
+old weights, zstd level 1, per tensor; and back; without I/O and without checks.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,8 +83,8 @@ def run(megabytes: int, rounds: int, policy: df.Policy, directory: Path) -> dict
         for step in range(1, rounds + 1):
             drift.step()
             new = drift.state()
-            frames = measure("peer encode", lambda: peer_encode(old, new))
-            info = measure("commit", lambda: writer.commit(step=step, tensors=new))
+            frames = measure("peer encode", partial(peer_encode, old, new))
+            info = measure("commit", partial(writer.commit, step=step, tensors=new))
             changed = sum(int(np.count_nonzero(bits(new[name]) != bits(old[name]))) for name in new)
             costs.append((changed, info.bytes_written, sum(map(len, frames))))
             if step == 1:
@@ -95,7 +98,7 @@ def run(megabytes: int, rounds: int, policy: df.Policy, directory: Path) -> dict
         check(read, one)
         del read
         before, version = df.open(path).version(step=0), df.open(path).version(step=1)
-        followed = measure("follow", lambda: version.follow(before, zero))
+        followed = measure("follow", partial(version.follow, before, zero))
         check(followed, one)
         del followed
         measure("read newest", lambda: df.open(path).version().state_dict())
@@ -150,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in result["ratios"].items():
         print(f"  {name:24} {value:8.2f}")
     print(
-        f"  bytes a change           {result['bytes a change']:8.3f}     peer {result['peer bytes a change']:.3f}"
+        f"  bytes a change           {result['bytes a change']:8.3f}"
+        f"     peer {result['peer bytes a change']:.3f}"
     )
     print(f"  first commit             {result['first commit ratio']:8.3f} of raw")
     return 0

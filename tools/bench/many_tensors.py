@@ -2,8 +2,8 @@
 
     python tools/bench/many_tensors.py [--counts 10000 30000 100000] [--json]
 
-Each count gets a store of its own in memory: a first commit, a commit in which one tensor in a hundred changed, and an open with one tensor read.
-Linear growth shows as a constant time per thousand tensors.
+Each count gets a store of its own in memory: a first commit, a commit in which one tensor in a hundred
+changed, and an open with one tensor read. Linear growth shows as a constant time per thousand tensors.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ Bits = npt.NDArray[np.uint16]
 class Drift:
     """A bf16 state whose fp32 masters take small steps, as under AdamW.
 
-    Masters are normal with a deviation of 0.02. An update is normal with a deviation of `lr` / 18: where gradients are mostly noise, AdamW's
-    normalised update is far below 1. A weight's bf16 bits change where its master crosses a rounding boundary: at lr 3e-6 that is 0.7 % of
-    all, mostly small ones, by one unit in the last place, as in the real trace of tools/make_trace.py.
+    Masters are normal with a deviation of 0.02. An update is normal with a deviation of `lr` / 18: where
+    gradients are mostly noise, AdamW's normalised update is far below 1. A weight's bf16 bits change where
+    its master crosses a rounding boundary: at lr 3e-6 that is 0.7 % of all, mostly small ones, by one unit in
+    the last place, as in the real trace of tools/make_trace.py.
 
     Args:
         nbytes: Bytes of the state in bf16.

@@ -186,6 +186,7 @@ def test_killed_at_every_operation(scenario, executed):
     """
     prepare, act = SCENARIOS[scenario]
     prepared, before = prepare()
+    swept = 0
     for n in range(1, 1000):
         storage, done = prepared.copy(), Acknowledged()
         done.commits, done.tried = dict(before.commits), set(before.tried)
@@ -193,11 +194,12 @@ def test_killed_at_every_operation(scenario, executed):
         try:
             act(df.open(killer), done)
         except Killed:
-            check_after_crash(storage, done, scenario)
+            swept += check_after_crash(storage, done, scenario)
         else:
             assert killer.count < n
             break
     assert n > 8  # there was something to kill
+    assert swept > 3  # and it left something behind
     check_after_crash(storage, done, scenario)
 
 
@@ -212,9 +214,10 @@ def check_after_crash(storage, done, scenario):
         assert found in AFTER_EVENTS[done.events : done.events + 2]
     check_collected(storage.copy(), done)
     go_on(storage, done)
-    check_collected(storage, done)
+    swept = check_collected(storage, done)
     check_readable(storage, done)
     assert df.open(storage).verify(all=True).findings == []
+    return swept
 
 
 def check_readable(storage, done):
@@ -277,6 +280,7 @@ def check_collected(storage, done):
     report = store.gc(keep_last=1000, grace=NOW, dry_run=False)
     assert before - set(storage.objects) == doomed == {key for key, _ in report.deleted}
     assert {seq for _, _, seq in report.retired} == commits.keys() - held - retired
+    return len(doomed)
 
 
 @pytest.mark.parametrize("executed", [False, True], ids=["before", "after"])

@@ -266,8 +266,8 @@ def render(objects: Mapping[str, bytes]) -> str:
         " stratum 0 = {0, 1, 4} and stratum 1 = {2, 3, 5};\n  position 1 (rank 1) changes by 1, position 5"
         " (rank 2) by -2:\n",
         "\n".join(f"| {part} | {meaning} |" for part, meaning in PAYLOAD_PARTS) + "\n",
-        "The objects, whole (JSON without a line break at its end). Manifests are Arrow IPC in zstd: other bytes"
-        " may say the same.\n",
+        "The objects, whole (JSON without a line break at its end). Manifests are Arrow IPC in zstd: other"
+        " bytes may say the same.\n",
     ]
     for key, data in objects.items():
         if key.endswith(".json") or data == CONFIG:

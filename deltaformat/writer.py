@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -421,21 +422,25 @@ class _Request:
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a record will hold of a user's metadata.
+    """Return what a record will hold of a user's metadata: a copy.
 
     Raises:
-        MalformedError: it is not what I-JSON can hold, or too large (input-invalid).
+        MalformedError: it would not come back as it is, or is too large.
     """
     if metadata is None:
         return {}
-    try:
-        data = ijson.dump(dict(metadata))
-        if len(data) > MAX_METADATA_BYTES:
-            raise ValueError(f"{len(data)} bytes exceed {MAX_METADATA_BYTES}")
-        return dict(ijson.parse_object(data, where="metadata", limit=MAX_METADATA_BYTES))
-    except (TypeError, ValueError) as error:
+    if not isinstance(metadata, Mapping):
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID, f"a mapping is wanted, not {type(metadata).__name__}", where="metadata"
+        )
+    members = dict(metadata)
+    ijson.check_user_value(members, where="metadata")
+    data = ijson.dump(members)
+    if len(data) > MAX_METADATA_BYTES:
         raise MalformedError(
             ErrorCode.INPUT_INVALID,
-            f"JSON cannot hold it ({error}); use strings, finite numbers, lists and maps",
+            f"{len(data)} bytes exceed {MAX_METADATA_BYTES}; put large things into a sidecar file",
             where="metadata",
-        ) from error
+        )
+    copied: dict[str, Any] = json.loads(data)
+    return copied

@@ -323,7 +323,7 @@ VALUES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "changes"), VALUES, ids=lambda value: str(value)[:60])
 def test_malformed_values(kind: str, changes: dict[str, Any]) -> None:
-    """DF-LOG-01, DF-KEY-01, and the ranges of section 12.1."""
+    """DF-LOG-01, DF-LOG-11, DF-KEY-01, and the ranges of section 12.1."""
     refused(lambda: parse(kind, **changes), MalformedError, ErrorCode.VALUE_INVALID)
 
 

@@ -14,14 +14,15 @@ from deltaformat.encodings import Encoding
 from deltaformat.packs import ExternalRef
 from deltaformat.versionmap import NOT_FRESH, VersionMap, VersionMapBuilder
 
-__all__ = ["adopt", "external_url"]
+__all__ = ["adopt", "external_urls"]
 
 
-def external_url(file: Path, base: Path, base_url: str | None) -> str:
-    """The URL by which a weight file is named: its own, or its place below `base_url`."""
+def external_urls(checkpoint: Checkpoint, base_url: str | None) -> dict[Path, str]:
+    """The URL by which each weight file is named: its own, or its place below `base_url`."""
     if base_url is None:
-        return file.resolve().as_uri()
-    return f"{base_url.rstrip('/')}/{file.relative_to(base).as_posix()}"
+        return {file: file.resolve().as_uri() for file in checkpoint.files}
+    base = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    return {file: f"{base_url.rstrip('/')}/{file.relative_to(base).as_posix()}" for file in checkpoint.files}
 
 
 def adopt(
@@ -35,14 +36,11 @@ def adopt(
         algorithm: The store's digest.
         block_bytes: Its block size.
     """
-    base = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    packs = {file: number for number, file in enumerate(checkpoint.files)}
+    urls = external_urls(checkpoint, base_url)
+    packs = {file: number for number, file in enumerate(urls)}
     builder = VersionMapBuilder(
         digest_bytes=algorithm.size,
-        packs=[
-            ExternalRef(external_url(file, base, base_url), file.stat().st_size, _sha256(file))
-            for file in packs
-        ],
+        packs=[ExternalRef(url, file.stat().st_size, _sha256(file)) for file, url in urls.items()],
     )
     for name, host in checkpoint.items():
         location = checkpoint.location(name)

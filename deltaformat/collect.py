@@ -140,8 +140,9 @@ def _sweep(
             report.live_bytes += info.size
         elif use is not None:
             since = retired_at.get(use.retired_by) if use.retired_by is not None else None
-            # DF-GC-02; and what a writer has just written again, its next commit is about to name.
-            if since is not None and now is not None and now - max(since, info.modified) > grace:
+            due = since is not None and now is not None and now - since > grace  # DF-GC-02
+            # DF-GC-06: a file's key repeats where its content returns, and a commit may be about to name it.
+            if due and (key.kind is not KeyKind.FILE or history.is_fenced(key.claim or 0)):
                 doomed.append(info)
             else:
                 report.waiting.append((info.key, info.size))

@@ -45,7 +45,9 @@ MAX_OBJECT_BYTES = 1 << 40
 """Packs and external objects above this are refused (DF-LIM-01)."""
 
 _ENTRY_OVERHEAD = len(':{"dtype":"","shape":[],"data_offsets":[,]},') + 2 * len(str(MAX_OBJECT_BYTES))
-_FIXED_OVERHEAD = 8 + len('{"__metadata__":{"format":"pt"},}') + len(PAYLOAD) + 4 + _ENTRY_OVERHEAD + 8
+_FIXED_OVERHEAD = (
+    8 + len('{"__metadata__":{"format":"pt","nonce":""},}') + len(PAYLOAD) + 4 + _ENTRY_OVERHEAD + 8
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,13 @@ class PackBuilder:
     slot, a number from 0, since its offset is not known before `finish`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nonce: str = "") -> None:
+        self._nonce = nonce
         self._payload: list[tuple[int, memoryview]] = []
         self._tensors: dict[str, tuple[int, int, str, tuple[int, ...], memoryview]] = {}
         self._slots = 0
         self._data_bytes = 0
-        self._header_bytes = _FIXED_OVERHEAD
+        self._header_bytes = _FIXED_OVERHEAD + len(nonce)
 
     @property
     def size(self) -> int:
@@ -167,7 +170,10 @@ class PackBuilder:
         payload_bytes = sum(view.nbytes for _, view in self._payload)
         if self._payload:
             entries.append((PAYLOAD, "U8", (payload_bytes,), payload_bytes))
-        header = safetensors_header(entries, {"format": "pt"} if tensors else None)
+        metadata = {"format": "pt"} if tensors else {}
+        if self._nonce:
+            metadata["nonce"] = self._nonce
+        header = safetensors_header(entries, metadata)
         chunks = [memoryview(header)]
         offsets = np.zeros(self._slots, np.int64)
         position = len(header)

@@ -9,6 +9,7 @@ that turns those into offsets.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -99,7 +100,8 @@ class PackSink:
         if kind in self._open and self._open[kind][1].size + nbytes > self._limit:
             self._seal(kind)
         if kind not in self._open:
-            self._open[kind] = (self._count, PackBuilder())
+            # DF-WR-03: an equal pack of before may be about to be collected.
+            self._open[kind] = (self._count, PackBuilder(nonce=secrets.token_hex(8)))
             self._count += 1
         return self._open[kind]
 

@@ -50,7 +50,7 @@ class Sources:
         if isinstance(ref, PackRef):
             return self._storage.get_ranges(ref.key, ranges)
         try:
-            self.check_allowed(ref)
+            self.check_allowed(ref.url)
             return _read_external(ref, ranges)
         except DeltaFormatError as error:
             # DF-EXT-03: one upload mends a base that is gone; without it the first error is what the user
@@ -67,14 +67,13 @@ class Sources:
         except MissingError:
             return None
 
-    def check_allowed(self, ref: PackEntry) -> None:
-        """Refuse an external object that `ranges` would not read from its URL.
+    def check_allowed(self, url: str) -> None:
+        """Refuse the URL of an external object that `ranges` would not read from there.
 
         Raises:
             UnsafeError: external-refused (DF-EXT-01).
         """
-        if isinstance(ref, ExternalRef):
-            check_external_url(ref.url, self._allowed, where=ref.url)
+        check_external_url(url, self._allowed, where=url)
 
     def check_whole(self, ref: PackEntry) -> None:
         """Read a whole pack and check its size and SHA-256 (DF-KEY-02).

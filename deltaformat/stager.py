@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from deltaformat.adopt import adopt
+from deltaformat.adopt import adopt, external_urls
 from deltaformat.baseline import Baseline
 from deltaformat.checkpoint import Checkpoint
 from deltaformat.context import Context, load_map
@@ -129,14 +129,14 @@ class Stager:
         self._ready()
         self._follow()
         started = time.perf_counter()
+        for url in external_urls(checkpoint, base_url).values():
+            self._context.sources.check_allowed(url)
         version = adopt(
             checkpoint,
             base_url=base_url,
             algorithm=self._context.algorithm,
             block_bytes=self._context.descriptor.block_bytes,
         )
-        for ref in version.packs:
-            self._context.sources.check_allowed(ref)
         return self._part(step, Staged(version, StageCounts(), 0, 0, time.perf_counter() - started))
 
     def _part(self, step: int, staged: Staged) -> Part:

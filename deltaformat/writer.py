@@ -159,7 +159,8 @@ class Writer(Stager):
 
         Args:
             step: The training step; above the branch's head (see `resume_from` of `Store.writer` to go back).
-                Committing the head's own step and weights again returns the existing commit.
+                Committing the head's own step and weights again returns the existing commit, with its own
+                files and metadata.
             tensors: As for `stage`.
             parts: What `stage` gave, here or in other processes, against the branch's head.
             files: Sidecar files: path in the version -> local path or bytes. None keeps the parent's.

@@ -199,7 +199,8 @@ def test_killed_at_every_operation(scenario, executed):
             assert killer.count < n
             break
     assert n > 8  # there was something to kill
-    assert swept > 3  # and it left something behind
+    if scenario != "branches and tags":  # what lies under a claim of another branch stays
+        assert swept > 3  # and something was left behind
     check_after_crash(storage, done, scenario)
 
 
@@ -275,7 +276,7 @@ def check_collected(storage, done):
         for key in before
         if (claim := parse_key(key).claim) is not None
         and key not in live
-        and (key in named or claim not in standing)
+        and (claim not in standing or (key in named and not key.startswith("files/")))  # DF-GC-06
     }
     report = store.gc(keep_last=1000, grace=NOW, dry_run=False)
     assert before - set(storage.objects) == doomed == {key for key, _ in report.deleted}

@@ -266,12 +266,9 @@ class Racing(Recorder):
             act()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a retired commit's key, put again under the same claim while it is deleted"
-)
 @pytest.mark.parametrize("what", ["files", "packs"])
 def test_content_that_returns_while_its_old_object_is_collected(what):
-    """DF-GC-02, DF-CMT-01: "collection races a commit that reuses an old block"."""
+    """DF-GC-02, DF-GC-06, DF-WR-03, DF-CMT-01: a collection races a commit whose content was there before."""
     racing = Racing(DictStorage())
     store, contents = make(racing), [state(38), state(39)]
 

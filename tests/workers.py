@@ -15,8 +15,8 @@ def compete(directory, name, commits, barrier):
     """Commit so many times to main, taking it again whenever another has taken it.
 
     Returns:
-        (seq, step) of each commit acknowledged; of every conflict, whether its code is right, and what it says.
-        message.
+        (seq, step) of each commit acknowledged; of every conflict, whether its code is right and what
+        it says.
     """
     store, rng = df.open(directory), random.Random(name)
     acknowledged, conflicts = [], []

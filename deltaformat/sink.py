@@ -25,7 +25,8 @@ from deltaformat.storage import Storage
 
 __all__ = ["PackSink", "Place"]
 
-UPLOADS = 2  # packs being hashed and written while the next one fills
+UPLOADS = 2  # packs being hashed and written at a time
+PACKS_IN_MEMORY = 3  # that fill or are on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class PackSink:
         self._limit = limit
         self._uploaded = uploaded
         self._pool = ThreadPoolExecutor(UPLOADS, thread_name_prefix="deltaformat-upload")
-        self._room = threading.Semaphore(UPLOADS)
+        self._room = threading.Semaphore(PACKS_IN_MEMORY)
         self._open: dict[str, tuple[int, PackBuilder]] = {}  # by kind: re-base pieces have packs of their own
         self._sealed: dict[int, _Sealed] = {}
         self._count = 0
@@ -100,6 +101,7 @@ class PackSink:
         if kind in self._open and self._open[kind][1].size + nbytes > self._limit:
             self._seal(kind)
         if kind not in self._open:
+            self._room.acquire()
             # DF-WR-03: an equal pack of before may be about to be collected.
             self._open[kind] = (self._count, PackBuilder(nonce=secrets.token_hex(8)))
             self._count += 1
@@ -108,7 +110,6 @@ class PackSink:
     def _seal(self, kind: str) -> None:
         number, builder = self._open.pop(kind)
         pack = builder.finish()
-        self._room.acquire()
         future = self._pool.submit(self._upload, pack)
         future.add_done_callback(lambda _: self._room.release())
         self._sealed[number] = _Sealed(future, np.asarray(pack.offsets, np.int64))

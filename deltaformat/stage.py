@@ -31,7 +31,7 @@ from deltaformat.versionmap import MAX_DEPTH, NOT_FRESH, VersionMap, VersionMapB
 
 __all__ = ["Policy", "Stage", "StageCounts"]
 
-SLAB_BYTES = 32 << 20
+SLAB_BYTES = 8 << 20
 
 T = TypeVar("T")
 R = TypeVar("R")

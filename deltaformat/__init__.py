@@ -15,8 +15,8 @@ The format is specified in SPEC.md; errors are in `deltaformat.errors`.
 from deltaformat import errors
 from deltaformat.collect import GcReport
 from deltaformat.part import Part, Ticket
+from deltaformat.policy import Policy
 from deltaformat.reader import TensorInfo, TensorSlice, Version
-from deltaformat.stage import Policy
 from deltaformat.stager import Progress, Stager
 from deltaformat.store import Store, create, open
 from deltaformat.tensors import TensorBytes

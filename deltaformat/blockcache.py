@@ -8,6 +8,7 @@ more: libraries for such caches add an index in SQLite, which can be wrong and w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -80,9 +81,16 @@ class BlockCache:
         self._bytes: int | None = None
         self._since_count = 0
 
-    def get(self, digest: bytes, length: int) -> bytes | None:
-        """Return the block with this digest and length if the cache has it whole and right (DF-DIG-01)."""
-        path = self._path(digest)
+    def get(self, digest: bytes, length: int, *, chain: bytes = b"") -> bytes | None:
+        """Return the block with this digest and length if the cache has it whole and right (DF-DIG-01).
+
+        Args:
+            digest: The block's digest.
+            length: Its bytes.
+            chain: What it was rebuilt from: part of the entry's name, since an equal digest alone does not
+                make blocks equal (DF-DIG-02).
+        """
+        path = self._path(digest, chain)
         try:
             with open(path, "rb") as file:
                 data = file.read(length + 1)
@@ -96,12 +104,12 @@ class BlockCache:
             path.unlink()
         return None
 
-    def put(self, digest: bytes, data: bytes | bytearray | memoryview) -> None:
+    def put(self, digest: bytes, data: bytes | bytearray | memoryview, *, chain: bytes = b"") -> None:
         """Keep a block whose digest the caller has checked; the least recently used make room for it."""
         size = memoryview(data).nbytes
         if size > self._max_bytes:
             return
-        path = self._path(digest)
+        path = self._path(digest, chain)
         temporary = path.with_name(f".{secrets.token_hex(16)}.tmp")
         try:
             if path.exists():
@@ -119,8 +127,8 @@ class BlockCache:
         except OSError:
             return
 
-    def _path(self, digest: bytes) -> Path:
-        name = digest.hex()
+    def _path(self, digest: bytes, chain: bytes) -> Path:
+        name = digest.hex() if not chain else hashlib.sha256(digest + chain).hexdigest()
         return self._base / name[:2] / name
 
     def _make_room(self, size: int) -> None:

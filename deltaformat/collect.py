@@ -175,7 +175,7 @@ def _listed(context: Context) -> Iterator[ObjectInfo]:
 def _store_time(context: Context) -> datetime:
     """The store's own clock, read off an object made now (DF-GC-02)."""
     key = probe_key(secrets.token_hex(16))
-    context.storage.put(key, b"{}")
+    context.storage.create(key, b"{}")
     try:
         return context.storage.head(key).modified
     finally:

@@ -6,19 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from deltaformat.digests import DigestAlgorithm
-from deltaformat.errors import ErrorCode, InconsistentError, MissingError
-from deltaformat.keys import check_object
+from deltaformat.errors import ErrorCode, InconsistentError, LimitError, MissingError
 from deltaformat.log import Log
 from deltaformat.manifest import decode_part
 from deltaformat.rebuild import Rebuilder
 from deltaformat.records import Commit, Descriptor, ManifestRef
-from deltaformat.sources import Sources
+from deltaformat.sources import Sources, fetch_whole
 from deltaformat.storage import Storage
 from deltaformat.versionmap import VersionMap, merge
 
 __all__ = ["Context", "explain_missing", "load_map"]
 
 CONCURRENT_PARTS = 8
+MAX_MANIFESTS_CONTENT = 4 << 30
+"""Manifest parts of a version, decompressed, in all (DF-LIM-01)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,8 @@ def load_map(context: Context, commit: Commit) -> VersionMap:
     """
 
     def fetch(ref: ManifestRef) -> VersionMap:
-        data = context.storage.get(ref.key, limit=ref.size)
-        check_object(ref.key, data, size=ref.size)
         return decode_part(
-            data,
+            fetch_whole(context.storage, ref.key, ref.size),
             content_size=ref.content_size,
             where=ref.key,
             digest=context.descriptor.digest,
@@ -59,6 +58,13 @@ def load_map(context: Context, commit: Commit) -> VersionMap:
             parent=commit.parent,
         )
 
+    total = sum(ref.content_size for ref in commit.manifests)
+    if total > MAX_MANIFESTS_CONTENT:
+        raise LimitError(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"manifests of {total} bytes exceed {MAX_MANIFESTS_CONTENT}",
+            where=f"commit {commit.seq}",
+        )
     try:
         if len(commit.manifests) == 1:
             parts = [fetch(commit.manifests[0])]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from deltaformat.judge import (
     EMPTY,
-    Knowledge,
     State,
     Void,
+    WriterKnowledge,
     ancestors_for,
     draft,
     toward_depth,
@@ -21,14 +21,14 @@ from deltaformat.records import Claim, Commit, Record, Retire, Tag
 __all__ = ["EMPTY", "History", "State", "Void", "ancestors_for", "draft", "transition"]
 
 
-class History(Knowledge):
+class History(WriterKnowledge):
     """The fold of all records from 0 on: apply them in order.
 
     Attributes:
         state: The state after the newest.
         commits: The valid commits, by seq; retired ones too.
         live: seqs of the live commits.
-        retired: seq of the `retire` record of each commit that is not live any more.
+        retired: seq of the newest `retire` record of each commit that is not live any more.
         tags: seq of the commit that each tag names.
         claims: The branch of each valid claim, by the claim's seq.
         void: The void records, by seq.
@@ -76,9 +76,10 @@ class History(Knowledge):
         elif isinstance(record, Claim):
             self.claims[record.seq] = record.branch
         elif isinstance(record, Tag):
-            if record.target is None:
-                self._tagged[self.tags.pop(record.name)] -= 1
-            else:
+            before = self.tags.pop(record.name, None)  # DF-LOG-12: or there is none, whatever a writer wrote
+            if before is not None:
+                self._tagged[before] -= 1
+            if record.target is not None:
                 self.tags[record.name] = record.target
                 self._tagged[record.target] += 1
         elif isinstance(record, Retire):
@@ -90,9 +91,17 @@ class History(Knowledge):
         """The valid commit of that number."""
         return self.commits.get(seq)
 
+    def judged(self, seq: int) -> Commit | None:
+        """The valid commit of that number."""
+        return self.commits.get(seq)
+
     def is_live(self, seq: int) -> bool:
         """Whether that record is a live commit."""
         return seq in self.live
+
+    def is_retired(self, seq: int) -> bool:
+        """Whether that commit is not live any more."""
+        return seq in self.retired
 
     def in_lineage(self, seq: int, head: int) -> bool:
         """Whether commit `seq` is `head` or an ancestor of it."""

@@ -1,7 +1,8 @@
 """What a record means in the state before it: preconditions, effects, void records (SPEC 12.2, 12.3). No I/O.
 
-The state may come from the record before alone (`trust`, DF-LOG-06) or from all records (`History`). What it
-does not tell, a `Knowledge` may.
+The state may come from the record before alone (`trust`, DF-LOG-06) or from all records (`History`). Beside
+the state only the commits that a record names decide whether it is valid (`Knowledge`). To find what a writer
+must not write although it is valid (DF-LOG-12) takes more (`WriterKnowledge`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from deltaformat.errors import (
     ConflictError,
@@ -39,8 +40,10 @@ __all__ = [
     "Knowledge",
     "State",
     "Void",
+    "WriterKnowledge",
     "ancestors_for",
     "draft",
+    "propose",
     "toward_depth",
     "toward_step",
     "transition",
@@ -92,31 +95,36 @@ class Void:
         return _error(self.code, self.reason, where)
 
 
-class Knowledge:
-    """What is known of the log beyond a state. None means: cannot tell; the record is not judged by it."""
+class Knowledge(Protocol):
+    """The commits that a record names, as far as the records before it tell."""
 
     def commit(self, seq: int) -> Commit | None:
+        """The commit of that number, which is valid if the state is right: a branch's head."""
+        ...
+
+    def judged(self, seq: int) -> Commit | None:
         """The valid commit of that number."""
-        return None
+        ...
 
-    def is_live(self, seq: int) -> bool | None:
-        """Whether that record is a live commit."""
-        return None
+    def in_lineage(self, seq: int, head: int) -> bool:
+        """Whether the valid commit `seq` is the branch's head `head` or an ancestor of it."""
+        ...
 
-    def in_lineage(self, seq: int, head: int) -> bool | None:
-        """Whether commit `seq` is `head` or an ancestor of it."""
-        return None
 
-    def has_tag(self, name: str) -> bool | None:
+class WriterKnowledge(Knowledge, Protocol):
+    """What else a writer must look up before it writes (DF-LOG-12)."""
+
+    def is_retired(self, seq: int) -> bool:
+        """Whether that commit is not live any more."""
+        ...
+
+    def has_tag(self, name: str) -> bool:
         """Whether a tag of that name exists."""
-        return None
+        ...
 
-    def is_tagged(self, seq: int) -> bool | None:
+    def is_tagged(self, seq: int) -> bool:
         """Whether a tag names that commit."""
-        return None
-
-
-_NOTHING: Final = Knowledge()
+        ...
 
 
 class _VoidError(Exception):
@@ -137,14 +145,14 @@ def trust(record: Record, record_hash: str) -> State:
     )
 
 
-def transition(state: State, record: Record, record_hash: str, known: Knowledge = _NOTHING) -> State | Void:
+def transition(state: State, record: Record, record_hash: str, known: Knowledge) -> State | Void:
     """Judge the record that follows `state` (SPEC 12.2).
 
     Args:
         state: The state before it.
         record: The record.
         record_hash: hex(SHA-256) of its bytes.
-        known: What else is known of the log before it.
+        known: Where the commits that it names are looked up.
 
     Returns:
         The state after it, or why it is void.
@@ -174,15 +182,13 @@ def transition(state: State, record: Record, record_hash: str, known: Knowledge 
     return trust(record, record_hash)
 
 
-def draft(
-    kind: type[R], state: State, known: Knowledge = _NOTHING, *, nonce: str, time: str, **members: Any
-) -> R:
-    """Make the valid record that follows `state` (DF-LOG-05).
+def propose(kind: type[R], state: State, known: Knowledge, *, nonce: str, time: str, **members: Any) -> R:
+    """Make the valid record that follows `state`, whether or not a writer may write it.
 
     Args:
         kind: The record's class.
         state: The state before it.
-        known: What else is known of the log; a rewind needs it, to find the step.
+        known: Where the commits that it names are looked up.
         nonce: 32 random hex digits.
         time: RFC 3339 UTC.
         **members: What this kind of record has.
@@ -204,6 +210,20 @@ def draft(
         return replace(record, heads=_EFFECTS[kind](state, record, known))
     except _VoidError as error:
         raise _error(error.code, error.reason, "log") from None
+
+
+def draft(kind: type[R], state: State, known: WriterKnowledge, *, nonce: str, time: str, **members: Any) -> R:
+    """Make the record that follows `state` and that a writer may write (DF-LOG-05): see `propose`.
+
+    Raises:
+        ConflictError, InconsistentError, MissingError: It would be void, or it is valid but a writer must not
+            write it (DF-LOG-12).
+    """
+    record = propose(kind, state, known, nonce=nonce, time=time, **members)
+    forbidden = _why_forbidden(record, known)
+    if forbidden is not None:
+        raise _error(*forbidden, "log")
+    return record
 
 
 def ancestors_for(parent: Commit) -> tuple[Ancestor, ...]:
@@ -253,9 +273,11 @@ def _existing(state: State, branch: str) -> Head:
     return head
 
 
-def _live(seq: int, record: Record, known: Knowledge) -> None:
-    if seq >= record.seq or known.is_live(seq) is False:
-        raise _VoidError(ErrorCode.NOT_LIVE, f"record {seq} is not a live commit")
+def _named(seq: int, record: Record, known: Knowledge) -> Commit:
+    commit = known.judged(seq) if seq < record.seq else None
+    if commit is None:
+        raise _VoidError(ErrorCode.NOT_LIVE, f"record {seq} is not a valid commit")
+    return commit
 
 
 def _after_claim(state: State, record: Claim, known: Knowledge) -> dict[str, Head]:
@@ -267,24 +289,15 @@ def _after_claim(state: State, record: Claim, known: Knowledge) -> dict[str, Hea
         )
     seq, step = (None, None) if head is None else (head.seq, head.step)
     if record.resume_from is not None:
-        if seq is None or step is None:
+        if seq is None:
             raise _VoidError(ErrorCode.NOT_LIVE, f"branch {record.branch!r} has no commit to resume from")
-        _live(record.resume_from, record, known)
-        if known.in_lineage(record.resume_from, seq) is False:
+        commit = _named(record.resume_from, record, known)
+        if not known.in_lineage(commit.seq, seq):
             raise _VoidError(
-                ErrorCode.NOT_LIVE, f"commit {record.resume_from} is not in the lineage of {record.branch!r}"
+                ErrorCode.NOT_LIVE, f"commit {commit.seq} is not in the lineage of {record.branch!r}"
             )
-        seq, step = record.resume_from, _step_of(record, known)
+        seq, step = commit.seq, commit.step
     return {**state.heads, record.branch: Head(seq, step, epoch, record.seq)}
-
-
-def _step_of(record: Claim, known: Knowledge) -> int | None:
-    assert record.resume_from is not None
-    commit = known.commit(record.resume_from)
-    if commit is not None:
-        return commit.step
-    stated = record.heads.get(record.branch)
-    return None if stated is None else stated.step
 
 
 def _after_commit(state: State, record: Commit, known: Knowledge) -> dict[str, Head]:
@@ -307,8 +320,10 @@ def _after_commit(state: State, record: Commit, known: Knowledge) -> dict[str, H
         right = record.depth == 0 and not record.ancestors
     else:
         parent = known.commit(record.parent)
-        right = parent is None or (
-            record.depth == parent.depth + 1 and record.ancestors == ancestors_for(parent)  # DF-LOG-08
+        right = (
+            parent is not None
+            and record.depth == parent.depth + 1
+            and record.ancestors == ancestors_for(parent)  # DF-LOG-08
         )
     if not right:
         raise _VoidError(ErrorCode.RECORD_VOID, "`depth` or `ancestors` are not what follows from its parent")
@@ -322,9 +337,8 @@ def _after_commit(state: State, record: Commit, known: Knowledge) -> dict[str, H
 def _after_fork(state: State, record: Fork, known: Knowledge) -> dict[str, Head]:
     if record.branch in state.heads:
         raise _VoidError(ErrorCode.ALREADY_EXISTS, f"there is a branch {record.branch!r} already")
-    _live(record.source, record, known)
-    commit = known.commit(record.source)
-    if commit is not None and commit.step != record.step:
+    commit = _named(record.source, record, known)
+    if commit.step != record.step:
         raise _VoidError(
             ErrorCode.NOT_LIVE, f"commit {record.source} is of step {commit.step}, not {record.step}"
         )
@@ -332,14 +346,8 @@ def _after_fork(state: State, record: Fork, known: Knowledge) -> dict[str, Head]
 
 
 def _after_tag(state: State, record: Tag, known: Knowledge) -> dict[str, Head]:
-    exists = known.has_tag(record.name)
-    if record.target is None:
-        if exists is False:
-            raise _VoidError(ErrorCode.TAG_MISSING, f"there is no tag {record.name!r}")
-    elif exists:
-        raise _VoidError(ErrorCode.ALREADY_EXISTS, f"there is a tag {record.name!r} already; remove it first")
-    else:
-        _live(record.target, record, known)
+    if record.target is not None:
+        _named(record.target, record, known)
     return {**state.heads}
 
 
@@ -354,11 +362,9 @@ def _after_retire(state: State, record: Retire, known: Knowledge) -> dict[str, H
         raise _VoidError(ErrorCode.NOT_LIVE, "`commits` is empty or does not rise")
     heads = {head.seq: branch for branch, head in state.heads.items()}
     for seq in commits:
-        _live(seq, record, known)
         if seq in heads:
             raise _VoidError(ErrorCode.NOT_LIVE, f"commit {seq} is the head of {heads[seq]!r}")
-        if known.is_tagged(seq):
-            raise _VoidError(ErrorCode.NOT_LIVE, f"commit {seq} is tagged")
+        _named(seq, record, known)
     return {**state.heads}
 
 
@@ -370,3 +376,36 @@ _EFFECTS: Final[Mapping[type[Record], Callable[[State, Any, Knowledge], dict[str
     Drop: _after_drop,
     Retire: _after_retire,
 }
+
+
+# -- what a writer must not write: DF-LOG-12 -----------------------------------------------------------------
+
+
+def _why_forbidden(record: Record, known: WriterKnowledge) -> tuple[ErrorCode, str] | None:
+    if isinstance(record, Tag):
+        exists = known.has_tag(record.name)
+        if record.target is None and not exists:
+            return ErrorCode.TAG_MISSING, f"there is no tag {record.name!r}"
+        if record.target is not None and exists:
+            return ErrorCode.ALREADY_EXISTS, f"there is a tag {record.name!r} already; remove it first"
+    for seq in _commits_named(record):
+        if known.is_retired(seq):
+            return ErrorCode.NOT_LIVE, f"commit {seq} is not live any more"
+        if isinstance(record, Retire) and known.is_tagged(seq):
+            return ErrorCode.NOT_LIVE, f"commit {seq} is tagged"
+    return None
+
+
+def _commits_named(record: Record) -> tuple[int, ...]:
+    if isinstance(record, Retire):
+        return record.commits
+    if isinstance(record, Fork):
+        return (record.source,)
+    seq = (
+        record.resume_from
+        if isinstance(record, Claim)
+        else record.target
+        if isinstance(record, Tag)
+        else None
+    )
+    return () if seq is None else (seq,)

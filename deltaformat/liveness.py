@@ -16,7 +16,7 @@ class ObjectUse:
 
     Attributes:
         size: Its size, as stated.
-        live: Whether a live commit uses it.
+        live: Whether a live commit uses it, or a branch's head, live or not: others may go on from there.
         retired_by: Where none does: the newest `retire` record of a commit that used it, from which its grace
             counts (DF-GC-02).
     """
@@ -66,9 +66,10 @@ class _Tour:
             order.append(seq)
             stack.append((seq, True))
             stack.extend((child, False) for child in reversed(children.get(seq, [])))
+        using = history.live | {head.seq for head in history.state.heads.values()}
         self._live = [0]
         for seq in order:
-            self._live.append(self._live[-1] + (seq in history.live))
+            self._live.append(self._live[-1] + (seq in using))
         # Level k holds the newest `retire` of every 2^k neighbours.
         self._retired = [[history.retired.get(seq, -1) for seq in order]]
         width = 1
@@ -78,7 +79,7 @@ class _Tour:
             width *= 2
 
     def live(self, start: int, end: int) -> int:
-        """How many commits of a range are live."""
+        """How many commits of a range are live, or a branch's head."""
         return self._live[end] - self._live[start]
 
     def retired_by(self, start: int, end: int) -> int:

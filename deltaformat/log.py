@@ -23,11 +23,10 @@ from deltaformat.errors import (
 from deltaformat.history import History
 from deltaformat.judge import (
     EMPTY,
-    Knowledge,
     State,
     Void,
+    WriterKnowledge,
     draft,
-    toward_depth,
     toward_step,
     transition,
     trust,
@@ -171,9 +170,7 @@ class Log:
 
     def in_lineage(self, seq: int, head: int) -> bool:
         """Whether commit `seq` is commit `head` or an ancestor of it."""
-        depth = self.judged(seq).depth
-        commit = self._reader.walk(head, lambda at: toward_depth(at, depth) if at.depth > depth else None)
-        return commit.seq == seq
+        return self._reader.in_lineage(self.judged(seq), head)
 
     def tags(self) -> dict[str, int]:
         """The tags and the commits they name, from the newest tag record back along `last_tag`."""
@@ -240,7 +237,8 @@ class Log:
         Raises:
             CommitUnknown: The outcome could not be learned. From then on this writer is refused: commits
                 under the same claim, or records of the other kinds. A new claim is a new writer (DF-CMT-03).
-            ConflictError, InconsistentError, MissingError: The record would be void.
+            ConflictError, InconsistentError, MissingError: The record would be void, or is one that a writer
+                must not write (DF-LOG-12).
             LimitError: It would be larger than readers accept.
             StoreError: The store failed and nothing was written.
         """
@@ -304,23 +302,18 @@ class Log:
         return self._judge_newest(self._reader.newest(state.seq))
 
     def _judge_newest(self, newest: int) -> State:
-        """The state after record `newest`, from it and the one before, or else from all (DF-LOG-06)."""
+        """The state after record `newest`: judged from its neighbour, or else from all (DF-LOG-06)."""
         if newest < 0:
             return EMPTY
-        result = self._judge(newest)
+        result = self._reader.judge(newest)
         return self._fold().state if isinstance(result, Void) else result
-
-    def _judge(self, seq: int) -> State | Void:
-        """Judge a record from the one before it."""
-        before = EMPTY if seq == 0 else trust(*self._reader.get(seq - 1))
-        return transition(before, *self._reader.get(seq), Neighbours(self._reader, seq))
 
     def _why_void(self, record: Record) -> str | None:
         with self._lock:
             if self._history is None or record.seq > self._history.state.seq:
                 heads = {} if self._state is None else self._state.heads
                 known = any(head.seq == record.seq for head in heads.values())  # a head is valid
-                if known or isinstance(self._judge(record.seq), State):
+                if known or isinstance(self._reader.judge(record.seq), State):
                     return None
                 self._fold()
             assert self._history is not None
@@ -347,7 +340,7 @@ class Log:
 
     # -- the commit ------------------------------------------------------------------------------------------
 
-    def _before_append(self, kind: type[Record]) -> tuple[State, Knowledge]:
+    def _before_append(self, kind: type[Record]) -> tuple[State, WriterKnowledge]:
         if kind is not Retire:
             return self.tail(), _AllOfLog(self)
         history = (
@@ -388,27 +381,35 @@ class Log:
                 self._history.apply(record, digest)
 
 
-class _AllOfLog(Knowledge):
-    """What a writer looks up before it writes a record other than `retire` (DF-LOG-05)."""
+class _AllOfLog(WriterKnowledge):
+    """What a writer looks up before it writes a record other than `retire` (DF-LOG-05, DF-LOG-12)."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def commit(self, seq: int) -> Commit | None:
         """The valid commit of that number."""
+        return self.judged(seq)
+
+    def judged(self, seq: int) -> Commit | None:
+        """The valid commit of that number."""
         try:
             return self._log.judged(seq)
         except (MissingError, InconsistentError):
             return None
 
-    def is_live(self, seq: int) -> bool:
-        """Whether that record is a live commit."""
-        return self.commit(seq) is not None and seq not in self._log.retired()
-
     def in_lineage(self, seq: int, head: int) -> bool:
         """Whether commit `seq` is `head` or an ancestor of it."""
         return self._log.in_lineage(seq, head)
 
+    def is_retired(self, seq: int) -> bool:
+        """Whether that commit is not live any more."""
+        return seq in self._log.retired()
+
     def has_tag(self, name: str) -> bool:
         """Whether a tag of that name exists."""
         return name in self._log.tags()
+
+    def is_tagged(self, seq: int) -> bool:
+        """Whether a tag names that commit."""
+        return seq in self._log.tags().values()

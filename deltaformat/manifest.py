@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ from deltaformat.packs import ExternalRef, FileRef, PackEntry, PackRef
 from deltaformat.paths import check_sidecar_path
 from deltaformat.versionmap import MAX_PACKS, MAX_TENSORS, VersionMap
 
-__all__ = ["FORMAT", "MAX_CONTENT_BYTES", "decode_part", "encode_part"]
+__all__ = ["FORMAT", "MAX_CONTENT_BYTES", "decode_part", "divide", "encode_part"]
 
 FORMAT = "deltaformat-manifest/1"
 MAX_CONTENT_BYTES = 1 << 30
@@ -46,22 +47,40 @@ _MAX_OBJECTS = 4 * MAX_PACKS
 _PER_BLOCK = ("digest", "fresh", "depth")
 _PER_PIECE = ("pack", "gap", "length", "encoding")
 _BYTES_PER_PIECE = 4 + 8 + 4 + 1
+_BYTES_PER_ROW = 100  # dtype, shape, and the places of ten columns' lists
+PART_BYTES = 128 << 20
+"""Decompressed bytes at which a writer begins another part: every reader accepts twice that (DF-LIM-01)."""
+
+
+def divide(version: VersionMap, content_bytes: int = PART_BYTES) -> list[VersionMap]:
+    """Divide a map into parts of about `content_bytes` decompressed; the first has the sidecar files.
+
+    A tensor is never divided, so that a part holds at least one.
+    """
+    blocks = np.diff(version.block_start)
+    pieces = np.diff(version.piece_start[version.block_start])
+    names = np.fromiter((len(name) for name in version.names), np.int64, len(version.names))
+    costs = names + blocks * (version.digest.shape[1] + 2) + pieces * _BYTES_PER_PIECE + _BYTES_PER_ROW
+    part = np.cumsum(costs) // content_bytes
+    cuts = np.split(np.arange(len(names)), np.flatnonzero(np.diff(part)) + 1)
+    if len(cuts) == 1:
+        return [version]
+    first, *others = (version.take(rows) for rows in cuts)
+    return [replace(first, files=version.files), *others]
 
 
 def encode_part(
     version: VersionMap,
-    rows: Sequence[int] | npt.NDArray[np.int64] | None = None,
     *,
     parent: int | None,
     digest: str,
     block_bytes: int,
     requires: Sequence[str] = (),
 ) -> tuple[bytes, int]:
-    """Write a map, or some of its tensors, as a manifest part; packs that no piece names are left out.
+    """Write a map as a manifest part; packs that no piece names are left out.
 
     Args:
-        version: The map. Its files are written too, unless `rows` are given.
-        rows: The tensors to write; None: all.
+        version: The map, of a version or of a part of it.
         parent: seq of the parent commit.
         digest: Name of the store's digest.
         block_bytes: The store's block size.
@@ -74,7 +93,7 @@ def encode_part(
         MalformedError: The map breaks a rule of SPEC 11.
         LimitError: The part would be larger than readers accept; divide the tensors over several.
     """
-    version = (version if rows is None else version.take(rows)).compact()
+    version = version.compact()
     check_map(
         version, digest_bytes=DIGEST_SIZES[digest], block_bytes=block_bytes, has_parent=parent is not None
     )

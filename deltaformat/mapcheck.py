@@ -216,12 +216,13 @@ def check_fresh(version: VersionMap, parent: VersionMap, block_bytes: int, *, wh
     known[known] = index[known] < parent_counts[theirs[rows][known]]
     ours = version.block_lengths(blocks[known], block_bytes)
     counterpart = parent.block_start[theirs[rows][known]] + index[known]
-    known[known] = ours == parent.block_lengths(counterpart, block_bytes)
+    same = ours == parent.block_lengths(counterpart, block_bytes)
+    unchanged = version.fresh[blocks[known]] == 0
+    same &= ~unchanged | (version.digest[blocks[known]] == parent.digest[counterpart]).all(axis=1)
+    known[known] = same
     missing = np.zeros(len(version.fresh), np.bool_)
     missing[blocks] = ~known
-    _refuse(
-        version, missing, "`fresh` relates it to a block that the parent does not have (DF-MAN-08)", where
-    )
+    _refuse(version, missing, "`fresh` does not fit what the parent has (DF-MAN-08)", where)
 
 
 def _refuse(version: VersionMap, wrong: Mask, message: str, where: str) -> None:

@@ -15,12 +15,12 @@ from deltaformat.blocks import block_range
 from deltaformat.context import Context, explain_missing
 from deltaformat.dtypes import get_dtype
 from deltaformat.errors import ErrorCode, InconsistentError, MissingError
-from deltaformat.keys import check_object
 from deltaformat.mapcheck import check_fresh
 from deltaformat.packs import FileRef
 from deltaformat.rebuild import allocate
 from deltaformat.records import Commit
 from deltaformat.selection import Selection, select
+from deltaformat.sources import fetch_whole
 from deltaformat.tensors import Framework, HostTensor, TensorBytes, from_host, to_host
 from deltaformat.versionmap import VersionMap
 
@@ -216,9 +216,7 @@ class Version:
                 ErrorCode.FILE_MISSING, "no such file in this version; see files()", where=path
             )
         with self._explained():
-            data = self._context.storage.get(ref.key)
-        check_object(ref.key, data, size=ref.size)
-        return data
+            return fetch_whole(self._context.storage, ref.key, ref.size)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -134,7 +134,8 @@ class Rebuilder:
             out = place(work.block)
             self._decode(version, work, out)
             if self._cache is not None:
-                self._cache.put(version.digest[work.block].tobytes(), out.data)
+                digest, chain = version.digest[work.block].tobytes(), version.chain_identity(work.block)
+                self._cache.put(digest, out.data, chain=chain)
             return out.size
 
         for size in self._run(version, self._plan(version, blocks), rebuild):
@@ -266,7 +267,8 @@ class Rebuilder:
         missing = []
         for block in blocks.tolist():
             out = place(block)
-            cached = self._cache.get(version.digest[block].tobytes(), out.size)
+            digest, chain = version.digest[block].tobytes(), version.chain_identity(block)
+            cached = self._cache.get(digest, out.size, chain=chain)
             if cached is None:
                 missing.append(block)
             else:

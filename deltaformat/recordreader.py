@@ -1,4 +1,6 @@
-"""Fetches records and keeps them; finds the newest, walks lineages and chains (SPEC 12.3 and 12.4)."""
+"""Fetches records and keeps them; judges single ones; finds the newest, walks lineages and chains (SPEC 12.2
+to 12.4).
+"""  # noqa: D205
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from deltaformat.errors import (
     StoreError,
 )
 from deltaformat.fields import is_natural
-from deltaformat.judge import Knowledge
+from deltaformat.judge import EMPTY, Knowledge, State, Void, toward_depth, transition, trust
 from deltaformat.keys import TAIL_HINT, record_key
 from deltaformat.records import MAX_RECORD_BYTES, Ancestor, Commit, Record, parse_record, record_hash
 from deltaformat.storage import Storage
@@ -95,6 +97,7 @@ class RecordReader:
             data = self._storage.get(record_key(seq), limit=MAX_RECORD_BYTES)
         except MissingError:  # and nothing else is absence (DF-STO-04)
             return None
+        parse_record(data, seq=seq)  # a bad answer is not kept: the next one may be good
         return self._keep(seq, data)
 
     def _keep(self, seq: int, data: bytes) -> _Fetched:
@@ -140,7 +143,28 @@ class RecordReader:
                 absent = middle
         return known
 
+    # -- judging ---------------------------------------------------------------------------------------------
+
+    def judge(self, seq: int) -> State | Void:
+        """Judge record `seq` from the one before it and the commits that it names (DF-LOG-06).
+
+        What is valid here is valid in the whole log, unless it or a commit that it names is void there and
+        so is the record before that one. What is void here, only the whole log tells.
+        """
+        before = EMPTY if seq == 0 else trust(*self.get(seq - 1))
+        return transition(before, *self.get(seq), Neighbours(self, seq))
+
     # -- along the links -------------------------------------------------------------------------------------
+
+    def in_lineage(self, commit: Commit, head: int) -> bool:
+        """Whether a valid commit is commit `head` or an ancestor of it.
+
+        Raises:
+            InconsistentError: A commit's `ancestors` are not as they must be (DF-LOG-08).
+        """
+        depth = commit.depth
+        found = self.walk(head, lambda at: toward_depth(at, depth) if at.depth > depth else None)
+        return found.seq == commit.seq
 
     def walk(self, seq: int, toward: Callable[[Commit], Ancestor | None]) -> Commit:
         """Go from commit `seq` to an ancestor, as `toward` tells, until it tells none.
@@ -182,20 +206,37 @@ class RecordReader:
 
 
 class Neighbours(Knowledge):
-    """What a reader looks up to judge a record from the one before: the commits that it names."""
+    """The commits that a record names, each judged from its own neighbour (DF-LOG-06).
+
+    To judge a commit takes its parent's content alone, so nothing is judged at one more remove.
+    """
 
     def __init__(self, reader: RecordReader, before: int) -> None:
         self._reader = reader
         self._before = before
 
     def commit(self, seq: int) -> Commit | None:
-        """The commit of that number; valid if the record before is."""
+        """The commit of that number; valid if the state is right and it is a branch's head."""
         record = self._reader.get(seq)[0] if seq < self._before else None
         return record if isinstance(record, Commit) else None
 
-    def is_live(self, seq: int) -> bool | None:
-        """Not live if it is no commit; otherwise unknown."""
-        return False if self.commit(seq) is None else None
+    def judged(self, seq: int) -> Commit | None:
+        """The commit of that number, if it is valid."""
+        commit = self.commit(seq)
+        return commit if commit is not None and isinstance(self._reader.judge(seq), State) else None
+
+    def in_lineage(self, seq: int, head: int) -> bool:
+        """Whether commit `seq` is `head` or an ancestor of it.
+
+        Not so where `head` leads astray: the record that made it a head is void.
+        """
+        commit = self.commit(seq)
+        if commit is None or head >= self._before:
+            return False
+        try:
+            return self._reader.in_lineage(commit, head)
+        except InconsistentError:
+            return False
 
 
 def _wrong_ancestors(seq: int) -> InconsistentError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,17 +38,17 @@ class Place:
     slot: int
 
 
-@dataclass(slots=True)
-class _Sealed:
-    future: Future[PackRef]
-    offsets: npt.NDArray[np.int64]
-
-
 class PackSink:
     """Collects pieces into packs of about `limit` bytes and uploads each as it fills.
 
-    Memory: the pack that fills and at most `UPLOADS` that are on their way. Buffers given to it must stay
-    unchanged until `close` returns.
+    Memory: at most `PACKS_IN_MEMORY` packs, those that fill included. Buffers given to it must stay unchanged
+    until `close` returns.
+
+    Args:
+        storage: Where packs go.
+        claim: seq of the writer's claim.
+        limit: Bytes at which a pack is closed.
+        uploaded: Called, in the caller's thread, with the bytes of each pack that is durable.
     """
 
     def __init__(self, storage: Storage, *, claim: int, limit: int, uploaded: Callable[[int], None]) -> None:
@@ -58,7 +59,9 @@ class PackSink:
         self._pool = ThreadPoolExecutor(UPLOADS, thread_name_prefix="deltaformat-upload")
         self._room = threading.Semaphore(PACKS_IN_MEMORY)
         self._open: dict[str, tuple[int, PackBuilder]] = {}  # by kind: re-base pieces have packs of their own
-        self._sealed: dict[int, _Sealed] = {}
+        self._pending: deque[tuple[int, Future[PackRef]]] = deque()
+        self._refs: dict[int, PackRef] = {}
+        self._offsets: dict[int, npt.NDArray[np.int64]] = {}
         self._count = 0
 
     def add(self, payload: Buffer, *, kind: str = "step") -> Place:
@@ -87,8 +90,8 @@ class PackSink:
         try:
             for kind in list(self._open):
                 self._seal(kind)
-            refs = [self._sealed[i].future.result() for i in range(self._count)]
-            return refs, [self._sealed[i].offsets for i in range(self._count)]
+            self._settle(wait=True)
+            return [self._refs[i] for i in range(self._count)], [self._offsets[i] for i in range(self._count)]
         finally:
             self.abort()
 
@@ -110,15 +113,20 @@ class PackSink:
     def _seal(self, kind: str) -> None:
         number, builder = self._open.pop(kind)
         pack = builder.finish()
+        self._offsets[number] = np.asarray(pack.offsets, np.int64)
         future = self._pool.submit(self._upload, pack)
         future.add_done_callback(lambda _: self._room.release())
-        self._sealed[number] = _Sealed(future, np.asarray(pack.offsets, np.int64))
-        for sealed in self._sealed.values():
-            if sealed.future.done():
-                sealed.future.result()  # a failed upload stops the stage now, not at its end
+        self._pending.append((number, future))
+        self._settle(wait=False)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Take in the uploads that are done; one that failed stops the stage now, not at its end."""
+        while self._pending and (wait or self._pending[0][1].done()):
+            number, future = self._pending.popleft()
+            self._refs[number] = future.result()
+            self._uploaded(self._refs[number].size)
 
     def _upload(self, pack: Pack) -> PackRef:
         ref = PackRef(pack_key(self._claim, pack.sha256()), pack.size)
         self._storage.put(ref.key, pack.chunks)
-        self._uploaded(pack.size)
         return ref

@@ -6,25 +6,42 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from deltaformat.blocks import Buffer, byte_view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
     ErrorCode,
+    LimitError,
     MissingError,
     StoreError,
     UnsupportedError,
 )
 from deltaformat.external import check_external_url
-from deltaformat.keys import external_key, parse_key
+from deltaformat.keys import check_object, external_key, parse_key
 from deltaformat.packs import ExternalRef, PackEntry, PackRef
 from deltaformat.storage import Storage
 
-__all__ = ["Sources", "sha256_of"]
+__all__ = ["Sources", "fetch_whole", "sha256_of"]
 
 READ_BYTES = 8 << 20
+
+
+def fetch_whole(storage: Storage, key: str, size: int) -> bytes:
+    """Read an object whose key carries its hash, and never more than its stated size (DF-KEY-02, DF-LIM-02).
+
+    Raises:
+        CorruptError: it has another size or hash.
+        MissingError, StoreError: as `Storage.get`.
+    """
+    try:
+        data = storage.get(key, limit=size)
+    except LimitError:
+        raise CorruptError(ErrorCode.SIZE_MISMATCH, f"has more than {size} bytes", where=key) from None
+    check_object(key, data, size=size)
+    return data
 
 
 class Sources:
@@ -75,6 +92,18 @@ class Sources:
         """
         check_external_url(url, self._allowed, where=url)
 
+    def check_readable(self, ref: PackEntry) -> None:
+        """Refuse an external object that this version could not read: neither from its URL nor from a copy.
+
+        Raises:
+            UnsafeError: external-refused (DF-EXT-01).
+            UnsupportedError: a kind of URL that is not fetched yet, and no copy in the store.
+        """
+        if isinstance(ref, ExternalRef):
+            self.check_allowed(ref.url)
+            if urlsplit(ref.url).scheme != "file" and self.copied(ref, (0, 1)) is None:
+                raise _unfetched(ref)
+
     def check_whole(self, ref: PackEntry) -> None:
         """Read a whole pack and check its size and SHA-256 (DF-KEY-02).
 
@@ -91,13 +120,31 @@ class Sources:
         for start in range(0, ref.size, READ_BYTES):
             (data,) = self.ranges(ref, [(start, min(READ_BYTES, ref.size - start))])
             digest.update(byte_view(data))
-        if digest.hexdigest() != expected:
+        if digest.hexdigest() != expected and not (isinstance(ref, ExternalRef) and self._copy_is_good(ref)):
             raise CorruptError(ErrorCode.HASH_MISMATCH, "its bytes do not have their SHA-256", where=where)
+
+    def _copy_is_good(self, ref: ExternalRef) -> bool:
+        """Whether the store has a copy of an external object that verifies (DF-EXT-03)."""
+        digest = hashlib.sha256()
+        for start in range(0, ref.size, READ_BYTES):
+            data = self.copied(ref, (start, min(READ_BYTES, ref.size - start)))
+            if data is None:
+                return False
+            digest.update(byte_view(data))
+        return digest.hexdigest() == ref.sha256
 
 
 def sha256_of(ref: PackEntry) -> str | None:
     """hex(SHA-256) that a pack table entry states."""
     return ref.sha256 if isinstance(ref, ExternalRef) else parse_key(ref.key).sha256
+
+
+def _unfetched(ref: ExternalRef) -> UnsupportedError:
+    return UnsupportedError(
+        ErrorCode.NOT_SUPPORTED,
+        f"cannot fetch such URLs yet; put a copy of the object at {external_key(ref.sha256)} in the store",
+        where=ref.url,
+    )
 
 
 def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
@@ -107,14 +154,9 @@ def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[
     """
     parts = urlsplit(ref.url)
     if parts.scheme != "file":
-        raise UnsupportedError(
-            ErrorCode.NOT_SUPPORTED,
-            f"cannot fetch {parts.scheme}: URLs; put a copy of the object at"
-            f" {external_key(ref.sha256)} in the store",
-            where=ref.url,
-        )
+        raise _unfetched(ref)
     try:
-        with Path(unquote(parts.path)).open("rb", buffering=0) as file:
+        with Path(url2pathname(parts.path)).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != ref.size:
                 raise CorruptError(
@@ -122,7 +164,14 @@ def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[
                     f"has {size} bytes instead of {ref.size}; it was replaced",
                     where=ref.url,
                 )
-            return [os.pread(file.fileno(), length, offset) for offset, length in ranges]
+            found: list[Buffer] = []
+            for offset, length in ranges:
+                file.seek(offset)
+                data = file.read(length)
+                if len(data) != length:
+                    raise CorruptError(ErrorCode.SIZE_MISMATCH, "shrank while it was read", where=ref.url)
+                found.append(data)
+            return found
     except FileNotFoundError as error:
         raise MissingError(ErrorCode.OBJECT_MISSING, "the external file is gone", where=ref.url) from error
     except OSError as error:

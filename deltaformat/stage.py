@@ -11,91 +11,33 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deltaformat.baseline import Baseline, Held
 from deltaformat.blocks import Buffer, Bytes, block_lengths, block_range, byte_view
+from deltaformat.columns import prefix_sums
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
 from deltaformat.encodings.streams import fitting_width
-from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
+from deltaformat.errors import ErrorCode, InconsistentError
+from deltaformat.pieces import ENCODING, LENGTH, NO_PIECES, OFFSET, PACK, SLOT, Pieces, StagedRow, pieces_of
+from deltaformat.policy import Policy, StageCounts
 from deltaformat.rebuild import Rebuilder, Rebuilt
 from deltaformat.sink import PackSink
 from deltaformat.tensors import HostTensor
-from deltaformat.twins import ENCODING, LENGTH, OFFSET, PACK, SLOT, Pieces, Twins, pieces_of
-from deltaformat.versionmap import MAX_DEPTH, NOT_FRESH, VersionMap, VersionMapBuilder
+from deltaformat.twins import Twins
+from deltaformat.versionmap import NOT_FRESH, VersionMap, VersionMapBuilder
 
-__all__ = ["Policy", "Stage", "StageCounts"]
+__all__ = ["Stage"]
 
 SLAB_BYTES = 8 << 20
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_NO_PIECES = np.empty((0, 5), np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a writer stores blocks. It decides sizes and speeds, never what is read back.
-
-    Attributes:
-        max_chain: Pieces in a chain before its prefix is replaced, 2 to 64 (DF-WR-02).
-        keyframe: How content that has no counterpart in the parent is stored: `raw` (packs are ordinary
-            checkpoint files, least work to read and write) or `planes` (0.67 of that for bf16).
-        strata: Code positions per magnitude class (SPEC 9.3): smaller, slower.
-        pack_bytes: Size at which a pack is closed, in bytes.
-        threads: Blocks encoded at a time.
-    """
-
-    max_chain: int = 16
-    keyframe: Literal["raw", "planes"] = "raw"
-    strata: bool = False
-    pack_bytes: int = 64 << 20
-    threads: int = 2
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant, before anything is written.
-
-        Raises:
-            MalformedError: input-invalid.
-        """
-        if not 2 <= self.max_chain <= MAX_DEPTH:
-            _refuse("max_chain", f"2 to {MAX_DEPTH}", self.max_chain)
-        if self.keyframe not in ("planes", "raw"):
-            _refuse("keyframe", "'planes' or 'raw'", self.keyframe)
-        if self.pack_bytes < 1:
-            _refuse("pack_bytes", "at least 1", self.pack_bytes)
-        if self.threads < 1:
-            _refuse("threads", "at least 1", self.threads)
-
-
-@dataclass(slots=True)
-class StageCounts:
-    """What a stage saw and wrote.
-
-    Attributes:
-        tensors, blocks: How many there are.
-        changed_blocks: Blocks whose bits differ from the parent's, or that have no counterpart there.
-        nbytes: Canonical bytes of all tensors.
-        payload_bytes: Encoded bytes of this step's own pieces.
-        rebase_bytes: Encoded bytes that replace prefixes of full chains.
-        read_bytes: Decoded bytes that had to be read back from the store.
-        encode_seconds: Wall time in comparing, hashing and encoding.
-    """
-
-    tensors: int = 0
-    blocks: int = 0
-    changed_blocks: int = 0
-    nbytes: int = 0
-    payload_bytes: int = 0
-    rebase_bytes: int = 0
-    read_bytes: int = 0
-    encode_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -131,7 +73,7 @@ class _Tensor:
     lengths: npt.NDArray[np.int64]
     comparable: int
     block_bytes: int
-    chains: list[Pieces] = field(default_factory=list)
+    chains: list[Pieces | None] = field(default_factory=list)  # None: the parent's
     fresh: list[int] = field(default_factory=list)
     raw: list[int] = field(
         default_factory=list
@@ -140,18 +82,6 @@ class _Tensor:
     def block(self, index: int) -> Bytes:
         start, end = block_range(index, self.host.data.size, self.block_bytes)
         return self.host.data[start:end]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A staged tensor: all that its row of the map needs, and none of the caller's memory."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    digests: Bytes
-    chains: list[Pieces]
-    fresh: list[int]
 
 
 class Stage:
@@ -193,8 +123,7 @@ class Stage:
         self._progress = progress
         self._first_new_pack = len(parent.packs) if parent is not None else 0
         self._twins = Twins(parent, baseline, rebuilder)
-        self._rows: list[_Row] = []
-        self._names: set[str] = set()
+        self._staged: dict[str, StagedRow | _Tensor | None] = {}  # None: the parent's row, unchanged
         self._pool = ThreadPoolExecutor(policy.threads, thread_name_prefix="deltaformat-encode")
         self.counts = StageCounts()
 
@@ -206,12 +135,11 @@ class Stage:
             StoreError, CorruptError, MissingError: the parent's content could not be read, or a pack not be
                 written.
         """
-        if name in self._names:
+        if name in self._staged:
             raise InconsistentError(
                 ErrorCode.PARTS_DISAGREE, "tensor given twice; give each name once", where=name
             )
-        self._names.add(name)
-        tensor = self._open(name, host)
+        tensor = self._staged[name] = self._open(name, host)
         slab = max(1, SLAB_BYTES // self._block_bytes)
         for start in range(0, len(tensor.lengths), slab):
             self._stage_slab(tensor, range(start, min(start + slab, len(tensor.lengths))))
@@ -219,9 +147,7 @@ class Stage:
         self.counts.tensors += 1
         self.counts.blocks += len(tensor.lengths)
         self.counts.nbytes += host.data.size
-        self._rows.append(
-            _Row(name, host.dtype, host.shape, tensor.held.digests.copy(), tensor.chains, tensor.fresh)
-        )
+        self._staged[name] = None if self._is_parents(tensor) else self._row(tensor)
 
     def finish(self) -> VersionMap:
         """Wait until all packs are durable and give the version's map.
@@ -232,25 +158,29 @@ class Stage:
         self._pool.shutdown()
         self.counts.read_bytes += self._twins.read_bytes
         refs, offsets = self._sink.close()
+        starts = prefix_sums(np.fromiter(map(len, offsets), np.int64, len(offsets)))
+        table = np.concatenate([np.empty(0, np.int64), *offsets])  # of all slots of all packs
         parent_packs = self._parent.packs if self._parent is not None else ()
         builder = VersionMapBuilder(digest_bytes=self._digest.size, packs=[*parent_packs, *refs])
-        for row in self._rows:
-            pieces = np.concatenate(row.chains) if row.chains else _NO_PIECES
-            for piece in np.flatnonzero(pieces[:, SLOT] >= 0):
-                pieces[piece, OFFSET] += offsets[pieces[piece, PACK] - self._first_new_pack][
-                    pieces[piece, SLOT]
-                ]
+        if self._parent is not None:
+            unchanged = [self._parent.index[name] for name, row in self._staged.items() if row is None]
+            builder.add_rows(self._parent, unchanged)
+        for row in self._staged.values():
+            if not isinstance(row, StagedRow):
+                continue
+            new = row.slot >= 0
+            row.offset[new] += table[starts[row.pack[new] - self._first_new_pack] + row.slot[new]]
             builder.add_tensor(
                 row.name,
                 row.dtype,
                 row.shape,
                 digests=row.digests,
-                fresh=np.asarray(row.fresh, np.uint8),
-                depth=np.fromiter(map(len, row.chains), np.uint8, len(row.chains)),
-                pack=pieces[:, PACK],
-                offset=pieces[:, OFFSET],
-                length=pieces[:, LENGTH],
-                encoding=pieces[:, ENCODING],
+                fresh=row.fresh,
+                depth=row.depth,
+                pack=row.pack,
+                offset=row.offset,
+                length=row.length,
+                encoding=row.encoding,
             )
         return builder.finish()
 
@@ -274,6 +204,31 @@ class Stage:
                 comparable -= 1  # only a last block is short
         return _Tensor(
             name, get_dtype(host.dtype), host, held, old, start, lengths, comparable, self._block_bytes
+        )
+
+    def _is_parents(self, tensor: _Tensor) -> bool:
+        """Whether the tensor's row of the map is the parent's."""
+        if self._parent is None or tensor.name not in self._parent.index or any(tensor.fresh):
+            return False
+        row = self._parent.index[tensor.name]
+        described = tensor.host.dtype, tensor.host.shape
+        return described == (self._parent.dtypes[row], self._parent.shapes[row])
+
+    def _row(self, tensor: _Tensor) -> StagedRow:
+        chains = [self._chain(tensor, index) for index in range(len(tensor.lengths))]
+        pieces = np.concatenate([NO_PIECES, *chains])
+        return StagedRow(
+            tensor.name,
+            tensor.host.dtype,
+            tensor.host.shape,
+            digests=tensor.held.digests.copy(),
+            fresh=np.array(tensor.fresh, np.uint8),
+            depth=np.fromiter(map(len, chains), np.uint8, len(chains)),
+            pack=pieces[:, PACK].astype(np.int32),
+            offset=pieces[:, OFFSET].copy(),
+            length=pieces[:, LENGTH].astype(np.uint32),
+            encoding=pieces[:, ENCODING].astype(np.uint8),
+            slot=pieces[:, SLOT].astype(np.int32),
         )
 
     def _stage_slab(self, tensor: _Tensor, slab: range) -> None:
@@ -356,15 +311,15 @@ class Stage:
         digest = self._parent.digest[block]
         if not tensor.held.matches(index, digest, int(tensor.lengths[index])):
             tensor.held.replace(index, tensor.block(index), digest.tobytes())
-        tensor.chains.append(self._parent_chain(block))
+        tensor.chains.append(None)
         tensor.fresh.append(0)
 
     def _place_changed(self, tensor: _Tensor, look: _Look, digest: bytes) -> None:
         assert look.own is not None
         new, index = tensor.block(look.index), look.index
         encoding, payload = look.own
-        before = self._parent_chain(tensor.parent_start + index) if index < tensor.comparable else _NO_PIECES
-        twin = self._twins.staged(digest, new, before)
+        before = self._parent_chain(tensor.parent_start + index) if index < tensor.comparable else NO_PIECES
+        twin = self._twin(digest, new, before)
         if twin is None and 4 * _size(payload) > new.size:
             twin = self._twins.in_parent(digest, new)
         tensor.held.replace(index, new, digest)
@@ -382,10 +337,43 @@ class Stage:
                 chain, fresh = np.concatenate([self._prefix(look, before), own]), 1
             else:
                 chain, fresh = own, NOT_FRESH
-        self._twins.remember(digest, tensor.name, index, chain=chain, fresh=fresh, before=before)
+        self._twins.remember(digest, tensor.name, index)
         self.counts.changed_blocks += 1
         tensor.chains.append(chain)
         tensor.fresh.append(fresh)
+
+    def _twin(self, digest: bytes, new: Bytes, before: Pieces) -> tuple[Pieces, int] | None:
+        """The chain and `fresh` that a block shares with one staged before that has the same content.
+
+        `fresh` carries over only if both came from the same chain, that is, from the same parent content
+        (DF-MAN-07).
+        """
+        found = self._twins.staged(digest, new)
+        if found is None:
+            return None
+        name, index = found
+        staged = self._staged[name]
+        assert staged is not None  # only changed blocks are remembered
+        if isinstance(staged, StagedRow):
+            chain, fresh = staged.chain(index), int(staged.fresh[index])
+        else:
+            chain, fresh = self._chain(staged, index), staged.fresh[index]
+        same = self._before(name, index, new.size)
+        return chain, fresh if np.array_equal(before, same) else NOT_FRESH
+
+    def _before(self, name: str, index: int, length: int) -> Pieces:
+        """The chain that a block has in the parent, if it has a counterpart of its length there."""
+        row = self._parent.index.get(name) if self._parent is not None else None
+        if self._parent is None or row is None:
+            return NO_PIECES
+        lengths = block_lengths(self._parent.nbytes(row), self._block_bytes)
+        if index >= len(lengths) or lengths[index] != length:
+            return NO_PIECES
+        return self._parent_chain(int(self._parent.block_start[row]) + index)
+
+    def _chain(self, tensor: _Tensor, index: int) -> Pieces:
+        chain = tensor.chains[index]
+        return self._parent_chain(tensor.parent_start + index) if chain is None else chain
 
     def _prefix(self, look: _Look, before: Pieces) -> Pieces:
         if look.prefix is None:
@@ -399,7 +387,7 @@ class Stage:
             place = self._sink.add_tensor(tensor.name, tensor.host.dtype, tensor.host.shape, tensor.held.data)
             self.counts.payload_bytes += tensor.held.data.size
         for index in tensor.raw:
-            chain = tensor.chains[index]
+            chain = self._chain(tensor, index)
             if whole:
                 chain[0, [PACK, OFFSET, SLOT]] = (
                     self._first_new_pack + place.pack,
@@ -421,10 +409,6 @@ class Stage:
     def _parent_chain(self, block: int) -> Pieces:
         assert self._parent is not None
         return pieces_of(self._parent, block)
-
-
-def _refuse(what: str, expected: str, found: object) -> NoReturn:
-    raise MalformedError(ErrorCode.INPUT_INVALID, f"{what} is {expected}, not {found!r}", where="policy")
 
 
 def _size(payload: Buffer) -> int:

@@ -17,9 +17,10 @@ from deltaformat.context import Context, load_map
 from deltaformat.errors import ConflictError, ErrorCode, MalformedError
 from deltaformat.manifest import encode_part
 from deltaformat.part import Part, Ticket
+from deltaformat.policy import Policy, StageCounts
 from deltaformat.records import Claim, Commit, Head
 from deltaformat.sink import PackSink
-from deltaformat.stage import Policy, Stage, StageCounts
+from deltaformat.stage import Stage
 from deltaformat.tensors import HostTensor, to_host
 from deltaformat.versionmap import VersionMap
 
@@ -123,6 +124,7 @@ class Stager:
         Raises:
             UnsafeError: this store was not opened to read such URLs (`allow_external`), so nobody could read
                 the version here.
+            UnsupportedError: such URLs cannot be fetched yet, and the store has no copy of the files.
             ConflictError: another writer has claimed the branch.
         """
         check_step(step)
@@ -137,6 +139,8 @@ class Stager:
             algorithm=self._context.algorithm,
             block_bytes=self._context.descriptor.block_bytes,
         )
+        for ref in version.packs:
+            self._context.sources.check_readable(ref)
         return self._part(step, Staged(version, StageCounts(), 0, 0, time.perf_counter() - started))
 
     def _part(self, step: int, staged: Staged) -> Part:

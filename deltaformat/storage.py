@@ -230,7 +230,7 @@ class ObstoreStorage:
                 coalesce=0,  # the plan has coalesced already; the default would read gaps of up to 1 MiB
             )
         except Exception as error:
-            raise _obstore_error(error, key) from None
+            raise _range_error(error, key) from None
         for (start, length), buffer in zip(ranges, found, strict=True):
             check_length(key, start, length, len(buffer))
         return [memoryview(buffer) for buffer in found]
@@ -311,9 +311,15 @@ def _info(meta: Any) -> ObjectInfo:
 def _obstore_error(error: Exception, key: str) -> DeltaFormatError:
     if isinstance(error, FileNotFoundError):
         return missing(key)
-    if "range" in (text := redact(str(error))).lower() and type(error).__name__ == "GenericError":
+    return StoreError(ErrorCode.STORE_FAILED, f"the store failed: {redact(str(error))}", where=key)
+
+
+def _range_error(error: Exception, key: str) -> DeltaFormatError:
+    """Stores differ in how they say that a range reaches beyond the end."""
+    text = redact(str(error))
+    if type(error).__name__ == "GenericError" and "range" in text.lower():
         return CorruptError(ErrorCode.SIZE_MISMATCH, f"is shorter than it must be ({text})", where=key)
-    return StoreError(ErrorCode.STORE_FAILED, f"the store failed: {text}", where=key)
+    return _obstore_error(error, key)
 
 
 # -- opening -------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from deltaformat.history import History, State
 from deltaformat.keys import DESCRIPTOR
 from deltaformat.log import Log
 from deltaformat.part import Ticket
+from deltaformat.policy import Policy
 from deltaformat.reader import Version
 from deltaformat.rebuild import Rebuilder
 from deltaformat.records import (
@@ -37,7 +38,6 @@ from deltaformat.records import (
 )
 from deltaformat.singlewriter import SingleWriterStorage
 from deltaformat.sources import Sources
-from deltaformat.stage import Policy
 from deltaformat.stager import Progress, Stager
 from deltaformat.storage import Storage, open_storage, probe
 from deltaformat.tensors import Framework
@@ -390,9 +390,8 @@ class Store:
             wanted = head.step if step is None else step
             found = None if head.seq is None or wanted is None else history.find_step(head.seq, wanted)
             if found is None:
-                raise MissingError(
-                    ErrorCode.VERSION_MISSING, f"branch {branch!r} has no step {step}", where=self.url
-                )
+                what = "nothing has been committed yet" if wanted is None else f"there is no step {wanted}"
+                raise MissingError(ErrorCode.VERSION_MISSING, what, where=f"branch {branch}")
             return [found]
 
         return verify(self._context, choose, progress=progress)

@@ -5,44 +5,17 @@ A digest finds a candidate; only equal bytes confirm it (DF-DIG-02).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from deltaformat.baseline import Baseline
+from deltaformat.pieces import Pieces, pieces_of
 from deltaformat.rebuild import Rebuilder
 from deltaformat.versionmap import NOT_FRESH, VersionMap
 
-__all__ = ["ENCODING", "LENGTH", "OFFSET", "PACK", "SLOT", "Pieces", "Twins", "pieces_of"]
+__all__ = ["Twins"]
 
 Bytes = npt.NDArray[np.uint8]
-
-Pieces = npt.NDArray[np.int64]
-"""A chain while it is staged, shape (pieces, 5): pack id, offset, length, encoding, and the slot in a pack
-that is not finished (the offset then counts from there), or -1."""
-PACK, OFFSET, LENGTH, ENCODING, SLOT = range(5)
-
-
-def pieces_of(version: VersionMap, block: int) -> Pieces:
-    """The chain of block `block` (counted over all tensors) of `version`, shape (depth, 5)."""
-    start, end = version.piece_start[block], version.piece_start[block + 1]
-    chain = np.empty((end - start, 5), np.int64)
-    chain[:, PACK] = version.pack[start:end]
-    chain[:, OFFSET] = version.offset[start:end]
-    chain[:, LENGTH] = version.length[start:end]
-    chain[:, ENCODING] = version.encoding[start:end]
-    chain[:, SLOT] = -1
-    return chain
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    name: str
-    index: int
-    chain: Pieces
-    fresh: int
-    before: Pieces
 
 
 class Twins:
@@ -57,34 +30,23 @@ class Twins:
         self._baseline = baseline
         self._rebuilder = rebuilder
         self.read_bytes = 0
-        self._staged: dict[bytes, _Staged] = {}
+        self._staged: dict[bytes, tuple[str, int]] = {}
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]] | None = None
 
-    def remember(
-        self, digest: bytes, name: str, index: int, *, chain: Pieces, fresh: int, before: Pieces
-    ) -> None:
-        """Note a staged block, whose bytes the baseline now holds.
+    def remember(self, digest: bytes, name: str, index: int) -> None:
+        """Note a staged block, whose bytes the baseline now holds."""
+        self._staged.setdefault(digest, (name, index))
 
-        `before` is its chain in the parent (or empty).
-        """
-        self._staged.setdefault(digest, _Staged(name, index, chain, fresh, before))
-
-    def staged(self, digest: bytes, content: Bytes, before: Pieces) -> tuple[Pieces, int] | None:
-        """The chain and `fresh` that a block with `content` shares with one already staged.
-
-        `fresh` carries over only if both came from the same chain, that is, from the same parent content
-        (DF-MAN-07).
-        """
+    def staged(self, digest: bytes, content: Bytes) -> tuple[str, int] | None:
+        """Name and block index of a block with `content` that was staged before."""
         found = self._staged.get(digest)
         if found is None:
             return None
-        held = self._baseline.get(found.name)
-        wanted = np.frombuffer(digest, np.uint8)
-        if held is None or not held.matches(found.index, wanted, content.size):
+        name, index = found
+        held = self._baseline.get(name)
+        if held is None or not held.matches(index, np.frombuffer(digest, np.uint8), content.size):
             return None
-        if not np.array_equal(held.block(found.index), content):
-            return None
-        return found.chain, found.fresh if np.array_equal(before, found.before) else NOT_FRESH
+        return found if np.array_equal(held.block(index), content) else None
 
     def in_parent(self, digest: bytes, content: Bytes) -> tuple[Pieces, int] | None:
         """The chain of a block anywhere in the parent that has `content`."""

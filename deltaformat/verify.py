@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from deltaformat.context import Context, load_map
-from deltaformat.errors import DeltaFormatError, MissingError, StoreError
+from deltaformat.errors import DeltaFormatError, ErrorCode, InconsistentError, MissingError, StoreError
 from deltaformat.history import History
-from deltaformat.keys import check_object, record_key
+from deltaformat.keys import record_key
 from deltaformat.mapcheck import check_fresh
 from deltaformat.packs import FileRef, PackEntry, PackRef
 from deltaformat.records import Commit
+from deltaformat.sources import fetch_whole
 from deltaformat.stager import Progress
 from deltaformat.versionmap import VersionMap
 
@@ -87,13 +88,15 @@ class _Check:
         self._files: set[str] = set()
         self._blocks: set[bytes] = set()
         self._done = 0
+        self._history = History()
         self._previous: tuple[int, VersionMap] | None = None
+        self._fold: tuple[int, dict[str, int]] = -1, {}  # objects in use at a commit, as records say
         self.report = VerifyReport()
 
     def log(self) -> History | None:
         """Fold the log; None where a record cannot be taken in, so that nothing after it can be judged."""
         try:
-            history = self._context.log.history()
+            history = self._history = self._context.log.history()
         except StoreError:
             raise
         except DeltaFormatError as error:
@@ -136,6 +139,7 @@ class _Check:
             return
         self.report.tensors += len(version.names)
         self._guard(where, partial(self._check_fresh, commit, version))
+        self._guard(where, partial(self._check_objects, commit, version))
         self._previous = commit.seq, version
         for ref in version.packs:
             self._guard(where, partial(self._pack, ref))
@@ -146,9 +150,37 @@ class _Check:
         self._check_blocks(version, where)
 
     def _check_fresh(self, commit: Commit, version: VersionMap) -> None:
-        """DF-MAN-08, where the parent is at hand: the version checked before this one."""
+        """DF-MAN-08, where the parent's map can be had."""
         if self._previous is not None and self._previous[0] == commit.parent:
-            check_fresh(version, self._previous[1], self._context.descriptor.block_bytes)
+            parent = self._previous[1]
+        elif commit.parent in self._history.live:
+            parent = load_map(self._context, self._history.commits[commit.parent])
+        else:
+            return
+        check_fresh(version, parent, self._context.descriptor.block_bytes)
+
+    def _check_objects(self, commit: Commit, version: VersionMap) -> None:
+        """DF-CMT-08: a collector believes the record, so the record must say what the manifest uses."""
+        lineage = [commit]
+        for ancestor in islice(self._history.lineage(commit.seq), 1, None):
+            if ancestor.seq == self._fold[0]:
+                break
+            lineage.append(ancestor)
+        else:
+            self._fold = -1, {}
+        used = dict(self._fold[1])
+        for step in reversed(lineage):
+            for ref in step.objects_dropped:
+                used.pop(ref.key, None)
+            used.update((ref.key, ref.size) for ref in step.objects_added)
+        self._fold = commit.seq, used
+        if used != version.objects():
+            differing = min(used.items() ^ version.objects().items())[0]
+            raise InconsistentError(
+                ErrorCode.PARTS_DISAGREE,
+                f"its lineage's records and its manifest disagree about {differing}; do not collect garbage",
+                where=record_key(commit.seq),
+            )
 
     def _check_blocks(self, version: VersionMap, where: str) -> None:
         wanted = [block for block in range(version.block_count) if self._is_new(version, block)]
@@ -159,27 +191,11 @@ class _Check:
         self.report.nbytes += int(lengths.sum())
 
     def _is_new(self, version: VersionMap, block: int) -> bool:
-        """Whether this chain with this digest was not checked before.
-
-        Versions share most of what they do not change.
-        """
-        pieces = slice(int(version.piece_start[block]), int(version.piece_start[block + 1]))
-        packs = "|".join(_name(version.packs[pack]) for pack in version.pack[pieces])
-        identity = hashlib.sha256(
-            b"".join(
-                [
-                    version.digest[block].tobytes(),
-                    version.offset[pieces].tobytes(),
-                    version.length[pieces].tobytes(),
-                    version.encoding[pieces].tobytes(),
-                    packs.encode(),
-                ]
-            )
-        ).digest()
-        if identity in self._blocks:
-            return False
+        """Whether this chain was not checked before: versions share most of what they do not change."""
+        identity = version.chain_identity(block)
+        known = identity in self._blocks
         self._blocks.add(identity)
-        return True
+        return not known
 
     def _rebuild(self, version: VersionMap, blocks: npt.NDArray[np.int64]) -> None:
         for rebuilt in self._context.rebuilder.blocks(version, blocks):
@@ -195,7 +211,7 @@ class _Check:
         self.report.packs += 1
 
     def _file(self, ref: FileRef) -> None:
-        check_object(ref.key, self._context.storage.get(ref.key), size=ref.size)
+        fetch_whole(self._context.storage, ref.key, ref.size)
 
     def _guard(self, where: str, check: Callable[[], None]) -> None:
         try:
@@ -218,5 +234,6 @@ def _by_tensor(
     version: VersionMap, blocks: npt.NDArray[np.int64]
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     rows = version.block_rows(blocks)
-    for row in np.unique(rows):
-        yield int(row), blocks[rows == row]
+    for part in np.split(blocks, np.flatnonzero(np.diff(rows)) + 1):
+        if part.size:
+            yield int(version.block_rows(part[:1])[0]), part

@@ -6,6 +6,7 @@ read-only.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -139,6 +140,18 @@ class VersionMap:
         rows = self.block_rows(blocks)
         left: Integers = self.tensor_bytes[rows] - (blocks - self.block_start[rows]) * block_bytes
         return np.minimum(left, block_bytes)
+
+    def chain_identity(self, block: int) -> bytes:
+        """Name a block's stored form: SHA-256 over its digest and where each of its pieces lies."""
+        pieces = slice(int(self.piece_start[block]), int(self.piece_start[block + 1]))
+        packs = [self.packs[pack] for pack in self.pack[pieces]]
+        identity = hashlib.sha256(self.digest[block].tobytes())
+        for column in (self.offset[pieces], self.length[pieces], self.encoding[pieces]):
+            identity.update(column.tobytes())
+        identity.update(
+            "|".join(pack.key if isinstance(pack, PackRef) else pack.sha256 for pack in packs).encode()
+        )
+        return identity.digest()
 
     def root(self, digest: str, block_bytes: int) -> str:
         """Compute the version's root, in printed form (DF-DIG-03)."""

@@ -16,11 +16,11 @@ from deltaformat.context import Context
 from deltaformat.errors import CommitUnknown, ConflictError, ErrorCode, InconsistentError, MalformedError
 from deltaformat.history import State, ancestors_for
 from deltaformat.keys import manifest_key
-from deltaformat.manifest import decode_part, encode_part
+from deltaformat.manifest import decode_part, divide, encode_part
 from deltaformat.part import Part, Ticket, unite
+from deltaformat.policy import Policy, StageCounts
 from deltaformat.records import Commit, ManifestRef, ObjectRef
 from deltaformat.sidecars import Files, UploadedFiles, upload_files
-from deltaformat.stage import Policy, StageCounts
 from deltaformat.stager import (
     Progress,
     Staged,
@@ -86,6 +86,35 @@ class CommitInfo:
         return self.pack_bytes + self.manifest_bytes + self.record_bytes + self.file_bytes
 
 
+class CommitFuture(Future[CommitInfo]):
+    """What `commit(block=False)` gives. An error that was taken from it is not raised again by the writer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = False
+
+    def result(self, timeout: float | None = None) -> CommitInfo:
+        """As `Future.result`."""
+        try:
+            return super().result(timeout)
+        finally:
+            self.taken = self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `Future.exception`."""
+        error = super().exception(timeout)
+        self.taken = True
+        return error
+
+    def fulfil(self, commit: Callable[[], CommitInfo]) -> None:
+        """Run `commit` and hold what comes of it."""
+        self.set_running_or_notify_cancel()
+        try:
+            self.set_result(commit())
+        except BaseException as error:
+            self.set_exception(error)
+
+
 class Writer(Stager):
     """Holds a branch and commits versions to it.
 
@@ -100,7 +129,7 @@ class Writer(Stager):
     ) -> None:
         super().__init__(context, ticket, policy=policy, progress=progress)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="deltaformat-commit")
-        self._in_flight: Future[CommitInfo] | None = None
+        self._in_flight: CommitFuture | None = None
         self._unknown: CommitUnknown | None = None
         self._closed = False
 
@@ -168,7 +197,8 @@ class Writer(Stager):
             allow_set_change: Whether names may differ from the parent's. Otherwise that is an error, so that
                 a stream cut short does not delete tensors (DF-CMT-07).
             block: False returns a future at once, after all tensors were copied. A commit that is in flight
-                is waited for first; if it failed, its error is raised here and this commit is not made.
+                is waited for first; if it failed and nobody has taken its error yet, that is raised here and
+                this commit is not made.
 
         Raises:
             ConflictError: another writer holds the branch, or its head is not what a part was staged against.
@@ -197,7 +227,8 @@ class Writer(Stager):
         if block:
             return self._commit(request, streamed)
         copies = iter([(name, snapshot(host)) for name, host in streamed])
-        self._in_flight = self._background.submit(self._commit, request, copies)
+        self._in_flight = CommitFuture()
+        self._background.submit(self._in_flight.fulfil, lambda: self._commit(request, copies))
         return self._in_flight
 
     # -- the commit ------------------------------------------------------------------------------------------
@@ -215,7 +246,8 @@ class Writer(Stager):
     def _settle_in_flight(self) -> None:
         if self._in_flight is not None:
             future, self._in_flight = self._in_flight, None
-            future.result()
+            if not future.taken:
+                future.result()
 
     def _commit(self, request: _Request, tensors: Iterator[tuple[str, HostTensor]]) -> CommitInfo:
         if self._unknown is not None:
@@ -234,9 +266,9 @@ class Writer(Stager):
         files = self._upload_files(request.files)
         version = replace(version, files=files.refs)
         manifest_started = time.perf_counter()
-        manifest = self._put_manifest(version)
+        manifests = self._put_manifests(version)
         record_started = time.perf_counter()
-        commit, record_bytes = self._record(request, version, root, manifest)
+        commit, record_bytes = self._record(request, version, root, manifests)
         self._parent, self._parent_map = commit, version
         self._baseline.retain(version.index.keys())
         ended = time.perf_counter()
@@ -250,7 +282,8 @@ class Writer(Stager):
         }
         return self._info(
             commit, staged, timings, version=version, created=True, parts=request.parts,
-            manifest_bytes=manifest.size, record_bytes=record_bytes, file_bytes=files.nbytes,
+            manifest_bytes=sum(ref.size for ref in manifests), record_bytes=record_bytes,
+            file_bytes=files.nbytes,
         )  # fmt: skip
 
     def _check_step_rises(self, step: int) -> None:
@@ -333,19 +366,22 @@ class Writer(Stager):
             return UploadedFiles(parent, 0, 0)
         return upload_files(self._context.storage, files, claim=self._ticket.claim, parent=parent)
 
-    def _put_manifest(self, version: VersionMap) -> ManifestRef:
-        data, content_size = encode_part(
-            version,
-            parent=self._parent.seq if self._parent is not None else None,
-            digest=self._context.descriptor.digest,
-            block_bytes=self._context.descriptor.block_bytes,
-        )
-        key = manifest_key(self._ticket.claim, hashlib.sha256(data).hexdigest())
-        self._context.storage.put(key, data)
-        return ManifestRef(key, len(data), content_size)
+    def _put_manifests(self, version: VersionMap) -> tuple[ManifestRef, ...]:
+        refs = []
+        for part in divide(version):
+            data, content_size = encode_part(
+                part,
+                parent=self._parent.seq if self._parent is not None else None,
+                digest=self._context.descriptor.digest,
+                block_bytes=self._context.descriptor.block_bytes,
+            )
+            key = manifest_key(self._ticket.claim, hashlib.sha256(data).hexdigest())
+            self._context.storage.put(key, data)
+            refs.append(ManifestRef(key, len(data), content_size))
+        return tuple(refs)
 
     def _record(
-        self, request: _Request, version: VersionMap, root: str, manifest: ManifestRef
+        self, request: _Request, version: VersionMap, root: str, manifests: tuple[ManifestRef, ...]
     ) -> tuple[Commit, int]:
         parent = self._parent
         added, dropped = object_changes(version, self._parent_map)
@@ -362,7 +398,7 @@ class Writer(Stager):
                 "depth": parent.depth + 1 if parent is not None else 0,
                 "ancestors": ancestors_for(parent) if parent is not None else (),
                 "root": root,
-                "manifests": (manifest,),
+                "manifests": manifests,
                 "objects_added": tuple(ObjectRef(key, size) for key, size in added),
                 "objects_dropped": tuple(ObjectRef(key, size) for key, size in dropped),
                 "metadata": request.metadata,

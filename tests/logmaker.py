@@ -6,7 +6,11 @@ import hashlib
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
+from deltaformat.errors import ConflictError, InconsistentError, MissingError
 from deltaformat.history import History, State, ancestors_for, draft
+from deltaformat.judge import propose
 from deltaformat.keys import manifest_key, pack_key, record_key
 from deltaformat.records import (
     Claim,
@@ -60,8 +64,17 @@ class LogMaker:
         return self.history.state
 
     def draft(self, kind: type[R], **members: Any) -> R:
-        """The valid record that comes next."""
+        """The record that a writer would make."""
         return draft(kind, self.state, self.history, nonce=nonce(len(self.datas)), time=TIME, **members)
+
+    def add_careless(self, kind: type[R], **members: Any) -> R:
+        """Add a valid record that a writer must not make (DF-LOG-12)."""
+        with pytest.raises((ConflictError, InconsistentError, MissingError)):
+            self.draft(kind, **members)
+        text = nonce(len(self.datas))
+        record = self.add(propose(kind, self.state, self.history, nonce=text, time=TIME, **members))
+        assert record.seq not in self.history.void
+        return record
 
     def add(self, record: R) -> R:
         """Add a record as it is; it may be void."""

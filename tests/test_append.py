@@ -98,7 +98,7 @@ def test_appending_is_cheap() -> None:
 def test_appending_what_would_be_void(
     maker: LogMaker, kind: type[Record], members: dict[str, Any], code: ErrorCode
 ) -> None:
-    """DF-LOG-05, DF-CMT-04, DF-CMT-05: refused with an error that says why, and nothing is written."""
+    """DF-LOG-05, DF-LOG-12, DF-CMT-04, DF-CMT-05: refused with an error that says why; nothing is written."""
     maker.void_commit()  # 13: what is void is no target either
     storage = stored(maker)
     log = new_log(storage)

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from tinystore import BLOCK, DictStorage, content, weights
 from watching import Recorder
 
 import deltaformat as df
-from deltaformat.errors import DeltaFormatError, ErrorCode, InconsistentError
+from deltaformat.errors import DeltaFormatError, ErrorCode, InconsistentError, MissingError
 from deltaformat.keys import DESCRIPTOR, TAIL_HINT, parse_key, record_key
 from deltaformat.records import Retire
 
@@ -652,9 +653,6 @@ def test_other_void_records(record):
     assert df.open(storage).tags() == {"best": writer._parent.seq}
 
 
-@pytest.mark.xfail(
-    reason="DF-LOG-06: readers may take such a record for valid; a fold of the log does not, nor what follows"
-)
 @pytest.mark.parametrize(
     "record",
     [
@@ -674,9 +672,9 @@ def test_other_void_records(record):
     ],
     ids=lambda record: record["kind"],
 )
-def test_records_that_only_history_tells_are_void(record):
-    """DF-LOG-06: after a record that is void for what lies further back, honest writers and all readers still
-    agree.
+def test_records_that_only_history_forbids(record):
+    """DF-LOG-06, DF-LOG-12: after a record that a writer must not make for what lies further back, honest
+    writers and all readers still agree.
     """
     storage = fenced()
     store = df.open(storage)
@@ -687,10 +685,30 @@ def test_records_that_only_history_tells_are_void(record):
         heads["exp"] = {"seq": 1, "step": 0, "epoch": 0, "claim": None}
     elif record["kind"] == "claim":
         heads["main"] = {"seq": 1, "step": 0, "epoch": 3, "claim": 7}
-    void = append(storage, heads=heads, **record)
+    append(storage, heads=heads, **record)
     with df.open(storage).writer() as writer:
         seq = writer.commit(step=3, tensors=tensors(3)).seq
-    folded = df.open(storage)
-    assert [finding.where for finding in folded.verify(all=True).findings] == [record_key(void)]
-    assert folded.branches() == df.open(storage).branches()
-    assert content(folded.version(seq=seq).state_dict()) == content(tensors(3))
+    check_agreement(storage, seq)
+    for _ in range(2):  # DF-GC-02: a head's objects stay, also where it was retired
+        df.open(storage).gc(keep_last=1, grace=timedelta(0), dry_run=False)
+        storage.advance(hours=1)
+    check_agreement(storage, seq)
+    if record.get("target"):  # DF-GC-05
+        with pytest.raises(MissingError) as caught:
+            df.open(storage).version(tag="best")
+        assert caught.value.code is ErrorCode.VERSION_RETIRED
+    if record["kind"] == "fork":
+        assert content(df.open(storage).version(branch="exp").state_dict()) == content(tensors(0))
+        with df.open(storage).writer("exp") as writer:
+            seq = writer.commit(step=4, tensors=tensors(3)).seq
+        check_agreement(storage, seq)
+
+
+def check_agreement(storage, seq):
+    """All readers see the same, and commit `seq` as step 3."""
+    lazy, folded = df.open(storage), df.open(storage)
+    assert folded.verify(all=True).findings == []
+    assert (lazy.branches(), lazy.tags()) == (folded.branches(), folded.tags())
+    history = folded._context.log.history()
+    assert (lazy.tags(), lazy._context.log.retired()) == (history.tags, set(history.retired))
+    assert content(lazy.version(seq=seq).state_dict()) == content(tensors(3))

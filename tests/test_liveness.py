@@ -7,7 +7,7 @@ from logmaker import LogMaker, pack, sha
 from deltaformat.history import History
 from deltaformat.keys import pack_key
 from deltaformat.liveness import ObjectUse, object_uses
-from deltaformat.records import ObjectRef
+from deltaformat.records import Claim, Fork, ObjectRef, Retire
 
 
 def uses_by_sets(history: History) -> dict[str, ObjectUse]:
@@ -25,7 +25,8 @@ def uses_by_sets(history: History) -> dict[str, ObjectUse]:
     uses = {}
     for key in sizes:
         users = [seq for seq, objects in held.items() if key in objects]
-        live = any(seq in history.live for seq in users)
+        heads = {head.seq for head in history.state.heads.values()}
+        live = any(seq in history.live or seq in heads for seq in users)
         retired = [history.retired[seq] for seq in users if seq in history.retired]
         uses[key] = ObjectUse(sizes[key], live, None if live or not retired else max(retired))
     return uses
@@ -33,14 +34,16 @@ def uses_by_sets(history: History) -> dict[str, ObjectUse]:
 
 @given(st.data())
 def test_objects_by_sets(data: st.DataObject) -> None:
-    """Section 12.6: an object is live while a live commit uses it; with forks, rewinds, drops."""
+    """Section 12.6, DF-LOG-12: an object is live while a live commit or a head uses it; with forks, rewinds,
+    drops, also from commits that were retired.
+    """
     maker = LogMaker()
     claims = {"main": maker.claim().seq}
     keys: list[ObjectRef] = []
     for i in range(data.draw(st.integers(1, 40))):
         action = data.draw(st.sampled_from(["commit"] * 5 + ["fork", "rewind", "retire", "drop", "claim"]))
         branch = data.draw(st.sampled_from(sorted(claims)))
-        commits = sorted(maker.history.live)
+        commits = sorted(maker.history.commits)
         heads = {head.seq for head in maker.state.heads.values()}
         free = [seq for seq in commits if seq not in heads]
         if action == "commit":
@@ -51,14 +54,27 @@ def test_objects_by_sets(data: st.DataObject) -> None:
             maker.commit(branch, objects_added=(*new, *again), objects_dropped=tuple(data.draw(known)))
         elif action == "fork" and commits:
             name = f"b{i}"
-            maker.fork(name, data.draw(st.sampled_from(commits)))
+            source = data.draw(st.sampled_from(commits))
+            if source in maker.history.live:
+                maker.fork(name, source)
+            else:
+                step = maker.history.commits[source].step
+                maker.add_careless(Fork, branch=name, source=source, step=step)
             claims[name] = maker.claim(name).seq
         elif action == "rewind" and maker.state.heads[branch].seq is not None:
             lineage = [c.seq for c in maker.history.lineage(maker.state.heads[branch].seq)]  # type: ignore[arg-type]
-            alive = [seq for seq in lineage if seq in maker.history.live]
-            claims[branch] = maker.claim(branch, resume_from=data.draw(st.sampled_from(alive))).seq
+            target = data.draw(st.sampled_from(lineage))
+            if target in maker.history.live:
+                claims[branch] = maker.claim(branch, resume_from=target).seq
+            else:
+                members = {"epoch": maker.state.heads[branch].epoch + 1, "host": "", "pid": 0}
+                claims[branch] = maker.add_careless(Claim, branch=branch, resume_from=target, **members).seq
         elif action == "retire" and free:
-            maker.retire(*sorted(data.draw(st.sets(st.sampled_from(free), min_size=1))))
+            doomed = tuple(sorted(data.draw(st.sets(st.sampled_from(free), min_size=1))))
+            if maker.history.live.issuperset(doomed):
+                maker.retire(*doomed)
+            else:
+                maker.add_careless(Retire, commits=doomed)
         elif action == "drop" and len(claims) > 1:
             maker.drop(branch)
             del claims[branch]

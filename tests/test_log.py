@@ -333,6 +333,39 @@ def test_named_commits_are_looked_at(maker: LogMaker, kind: str) -> None:
     assert new_log(stored(maker)).tail() == maker.state == replace(before, seq=13, hash=maker.state.hash)
 
 
+def test_named_commits_are_judged(maker: LogMaker) -> None:
+    """DF-LOG-06: a newest record that names a void commit is void, though its heads are right."""
+    maker.void_commit()
+    maker.commit()
+    before = maker.state
+    common = {"prev": before.hash, "nonce": "0" * 32, "time": "", "last_tag": 11, "last_retire": 12}
+    heads = {**before.heads, "c": Head(13, 26, 0, None)}
+    maker.add_void(Fork(seq=15, **common, heads=heads, branch="c", source=13, step=26))  # type: ignore[arg-type]
+    assert new_log(stored(maker)).tail() == maker.state
+    assert maker.state.heads == before.heads
+
+
+@pytest.mark.parametrize("head", [4, 13, 14, 15, 99])
+def test_a_head_that_is_none(maker: LogMaker, head: int) -> None:
+    """DF-LOG-06, DF-SEC-01: heads in a void record lead the judgement of the next one nowhere."""
+    heads = {**maker.state.heads, "main": Head(head, 25, 2, 4)}
+    maker.add_void(replace(maker.draft(Tag, name="x", target=1), heads=heads))
+    maker.claim(resume_from=2)
+    storage = stored(maker)
+    assert new_log(storage).tail() == maker.state
+    maker.datas.pop()
+    commit = replace(_commit_upon(maker, head), prev=maker.history.void[13].state.hash)
+    storage.put(record_key(14), encode_record(commit))
+    assert new_log(storage).tail().heads != commit.heads
+
+
+def _commit_upon(maker: LogMaker, head: int) -> Commit:
+    record = parse_record(maker.datas[5], seq=5)
+    assert isinstance(record, Commit)
+    heads = {**record.heads, "main": Head(14, 26, 2, 4)}
+    return replace(record, seq=14, parent=head, step=26, heads=heads, last_tag=13, last_retire=12)
+
+
 def broken_chain(maker: LogMaker, seq: int) -> Storage:
     """Record `seq` is replaced by one with the same meaning."""
     storage = stored(maker)

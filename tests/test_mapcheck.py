@@ -107,3 +107,61 @@ def test_fresh_needs_a_counterpart_in_the_parent(monkeypatch):
     monkeypatch.setattr(verify, "load_map", tampered)
     findings = store.verify(all=True).findings
     assert [finding.code for finding in findings] == ["manifest-invalid"]
+
+
+def test_records_say_what_manifests_use(monkeypatch):
+    """DF-CMT-08: a collector believes `objects_added`; `verify` finds a record that leaves a pack out."""
+    from deltaformat import writer as writing
+
+    store = df.create("memory://mapcheck-objects", block_bytes=BLOCK)
+    with store.writer() as writer:
+        writer.commit(step=0, tensors={"a": np.arange(100)}, files={"f": b"x"})
+        writer.commit(step=1, tensors={"a": np.arange(1, 101)})
+        assert store.verify(all=True).findings == []
+        original = writing.object_changes
+        monkeypatch.setattr(writing, "object_changes", lambda new, old: ([], original(new, old)[1]))
+        writer.commit(step=2, tensors={"a": np.arange(2, 102)})
+    assert [finding.code for finding in store.verify().findings] == ["parts-disagree"]
+    assert [finding.code for finding in store.verify(all=True).findings] == ["parts-disagree"]
+    assert store.verify(step=1).findings == []
+
+
+def test_unchanged_blocks_have_the_parents_digests(monkeypatch):
+    """DF-MAN-08: `fresh` 0 with another digest is a contradiction."""
+    from deltaformat import verify
+
+    store = df.create("memory://mapcheck-digests", block_bytes=BLOCK)
+    with store.writer() as writer:
+        writer.commit(step=0, tensors={"a": np.arange(100)})
+        writer.commit(step=1, tensors={"a": np.arange(1, 101)})
+    original = verify.load_map
+
+    def tampered(context, commit):
+        version = original(context, commit)
+        return replace(version, fresh=np.zeros_like(version.fresh)) if commit.step == 1 else version
+
+    monkeypatch.setattr(verify, "load_map", tampered)
+    assert [finding.code for finding in store.verify(step=1).findings] == ["manifest-invalid"]
+
+
+def test_a_large_map_is_written_in_several_parts(monkeypatch):
+    """DF-LIM-01, DF-MAN-05: no part above what every reader accepts; files stand in one of them."""
+    from deltaformat import writer as writing
+    from deltaformat.manifest import divide
+
+    monkeypatch.setattr(writing, "divide", lambda version: divide(version, 1000))
+    store = df.create("memory://mapcheck-parts", block_bytes=BLOCK)
+    states = [{f"layer.{i}": np.full(40, i * 7 + step) for i in range(30)} for step in range(3)]
+    with store.writer() as writer:
+        for step, state in enumerate(states):
+            writer.commit(step=step, tensors=state, files={"f": b"x"})
+    record = store.log(limit=1)[0]
+    assert 3 < len(record.manifests) <= 30
+    previous = store.version(step=1)
+    version = store.version(step=2)
+    assert version.read_file("f") == b"x"
+    followed = version.follow(previous, previous.state_dict())
+    for name, expected in states[2].items():
+        assert version.get_tensor(name).tobytes() == expected.tobytes() == followed[name].tobytes()
+    assert store.verify(all=True).findings == []
+    assert divide(version.map) == [version.map]

@@ -35,9 +35,6 @@ def test_a_writer_holds_one_copy(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="packs being filled and uploaded, slabs, and what malloc keeps come to some 350 MB", strict=False
-)
 def test_a_writer_that_rebases_holds_one_copy(tmp_path):
     """DF-WR-02: replacing full chains keeps to the same bound."""
     peaks = run("rebased", tmp_path / "store")["peaks"]

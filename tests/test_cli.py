@@ -136,11 +136,26 @@ def test_import_can_leave_the_bytes_where_they_are(run: Run, tmp_path: Path) -> 
     assert all(np.array_equal(exported[name], tensor) for name, tensor in tensors.items())
 
     hub = "hf://someone/model@" + "0" * 40
-    named = run(
-        "import", tmp_path / "other", base, "--step", 0, "--init", "--external", "--external-url", hub
-    )
-    assert named.code == 0, named.err
+    arguments = [
+        "import",
+        tmp_path / "other",
+        base,
+        "--step",
+        0,
+        "--init",
+        "--external",
+        "--external-url",
+        hub,
+    ]
+    unread = run(*arguments)
+    assert (unread.code, "not-supported" in unread.err) == (1, True)
+    copy = tmp_path / "other" / "packs" / "external" / pack["sha256"]
+    assert str(copy.name) in unread.err
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes((base / "model.safetensors").read_bytes())
+    assert run(*arguments).code == 0
     assert run("show", tmp_path / "other", "--json").json["packs"][0]["url"] == f"{hub}/model.safetensors"
+    assert run("verify", tmp_path / "other").code == 0
     assert run("import", tmp_path / "other", base, "--step", 1, "--external-url", hub).code == 2
 
 

@@ -1,6 +1,4 @@
-"""deltaformat.
-
-Versioned model weights in a bucket or a directory; any step and any slice comes back bit for bit.
+"""Versioned model weights in a bucket or a directory; any step and any slice comes back bit for bit.
 
     import deltaformat as df
     store = df.create("run/")
@@ -14,18 +12,21 @@ The format is specified in SPEC.md; errors are in `deltaformat.errors`.
 
 from deltaformat import errors
 from deltaformat.collect import GcReport
+from deltaformat.commitinfo import CommitFuture, CommitInfo
+from deltaformat.opening import create, open
 from deltaformat.part import Part, Ticket
 from deltaformat.policy import Policy
 from deltaformat.reader import TensorInfo, TensorSlice, Version
 from deltaformat.stager import Progress, Stager
-from deltaformat.store import Store, create, open
+from deltaformat.store import Store
 from deltaformat.tensors import TensorBytes
 from deltaformat.verify import Finding, VerifyReport
-from deltaformat.writer import CommitInfo, Writer
+from deltaformat.writer import Writer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CommitFuture",
     "CommitInfo",
     "Finding",
     "GcReport",

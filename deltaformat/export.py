@@ -93,7 +93,7 @@ def write_checkpoint(
         MalformedError: Arguments that cannot be meant.
     """
     files = files or {}
-    _check_files(files)
+    check_files(files)
     shards, places = _lay_out(specs, max_shard_bytes)
     target = Path(directory).resolve()
     _check_target(target)
@@ -116,7 +116,14 @@ def write_checkpoint(
     return tuple(sorted(written))
 
 
-def _check_files(files: Mapping[str, object]) -> None:
+def check_files(files: Iterable[str]) -> None:
+    """Refuse sidecar paths with which no checkpoint directory could be written.
+
+    Raises:
+        UnsafeError: one leaves the directory, takes the place of weights, or needs a directory where another
+            is a file (DF-MAN-10).
+    """
+    files = frozenset(files)
     for path in files:
         check_sidecar_path(path)
         if _OURS.fullmatch(path.split("/")[0]):

@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 
 from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.export import check_files
 from deltaformat.keys import file_key
 from deltaformat.packs import FileRef
-from deltaformat.paths import check_sidecar_path
 from deltaformat.storage import Storage
 
-__all__ = ["Files", "UploadedFiles", "upload_files"]
+__all__ = ["Files", "UploadedFiles", "check_sources", "upload_files"]
 
 Files = Mapping[str, "str | PathLike[str] | bytes"]
 
@@ -38,7 +38,6 @@ def upload_files(storage: Storage, files: Files, *, claim: int, parent: tuple[Fi
         parent: The parent version's file table.
 
     Raises:
-        UnsafeError: a path that could leave a directory (path-unsafe).
         MalformedError: a local file that cannot be read (input-invalid).
         StoreError: the store failed.
     """
@@ -46,7 +45,6 @@ def upload_files(storage: Storage, files: Files, *, claim: int, parent: tuple[Fi
     refs: dict[str, FileRef] = {}
     objects = nbytes = 0
     for path, source in sorted(files.items()):
-        check_sidecar_path(path)
         content = source if isinstance(source, bytes) else _read(path, source)
         sha256 = hashlib.sha256(content).hexdigest()
         key = known.get((sha256, len(content)))
@@ -58,6 +56,31 @@ def upload_files(storage: Storage, files: Files, *, claim: int, parent: tuple[Fi
             nbytes += len(content)
         refs[path] = FileRef(path, key, len(content))
     return UploadedFiles(tuple(refs.values()), objects, nbytes)
+
+
+def check_sources(files: Files) -> None:
+    """Refuse files that cannot be a version's sidecars, before any work is done.
+
+    Raises:
+        UnsafeError: a path that no directory could have (path-unsafe).
+        MalformedError: a source that is neither bytes nor the path of a file (input-invalid).
+    """
+    if not isinstance(files, Mapping) or not all(isinstance(path, str) for path in files):
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            "give a mapping: path in the version -> local path or bytes",
+            where="files",
+        )
+    check_files(files)
+    for path, source in files.items():
+        if isinstance(source, bytes):
+            continue
+        if not isinstance(source, str | PathLike) or not Path(source).is_file():
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID,
+                f"{source!r} is neither bytes nor a file's path",
+                where=f"file {path}",
+            )
 
 
 def _read(path: str, source: str | PathLike[str]) -> bytes:

@@ -5,6 +5,7 @@ What a writer does before it commits, and all that another rank of it does.
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,7 +106,7 @@ class Stager:
             UnsupportedError, MalformedError: a tensor or name that cannot be stored.
             StoreError: the store failed.
         """
-        check_step(step)
+        step = check_step(step)
         self._ready()
         self._follow()
         return self._part(step, self._stage(host_tensors(tensors), total=total_bytes(tensors)))
@@ -127,7 +128,7 @@ class Stager:
             UnsupportedError: such URLs cannot be fetched yet, and the store has no copy of the files.
             ConflictError: another writer has claimed the branch.
         """
-        check_step(step)
+        step = check_step(step)
         self._ready()
         self._follow()
         started = time.perf_counter()
@@ -222,29 +223,50 @@ class Stager:
 
 def host_tensors(tensors: Tensors) -> Iterator[tuple[str, HostTensor]]:
     """Bring tensors to the host, one at a time; a stream may reuse its buffer after each."""
-    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
-        yield name, to_host(name, tensor)
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    if not isinstance(pairs, Iterable):
+        raise _no_tensors(tensors)
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise _no_tensors(pair)
+        yield pair[0], to_host(*pair)
+
+
+def _no_tensors(given: object) -> MalformedError:
+    return MalformedError(
+        ErrorCode.INPUT_INVALID,
+        f"{type(given).__name__} is neither a mapping of names to tensors nor a (name, tensor) pair of a"
+        " stream; of a module pass state_dict()",
+        where="tensors",
+    )
 
 
 def total_bytes(tensors: Tensors) -> int | None:
     """Canonical bytes of a mapping of arrays, for progress; None where it is not known without reading."""
     if not isinstance(tensors, Mapping):
         return None
-    sizes = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
-    known = [size for size in sizes if isinstance(size, int)]
-    return sum(known) if len(known) == len(sizes) else None
+    try:
+        total: int = sum(tensor.nbytes for tensor in tensors.values())  # type: ignore[union-attr]  # any type
+        return total
+    except Exception:  # of a sparse tensor, say: what is wrong with it is told when it is staged
+        return None
 
 
-def check_step(step: int) -> None:
-    """Refuse what is not a step.
+def check_step(step: object) -> int:
+    """Return a step as an integer, NumPy's too.
 
     Raises:
         MalformedError: input-invalid.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]  # told below
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAX_STEP:
         raise MalformedError(
             ErrorCode.INPUT_INVALID, f"a step is an integer from 0 to 2^53 - 1, not {step!r}", where="step"
         )
+    return number
 
 
 def held_error(context: Context, branch: str, head: Head | None) -> ConflictError:

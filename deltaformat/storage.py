@@ -351,7 +351,13 @@ def open_storage(url: str | os.PathLike[str] | Storage, *, create: bool = False)
     if isinstance(url, os.PathLike):
         return LocalStorage(os.fspath(url), create=create)
     if not isinstance(url, str):
+        if not isinstance(url, Storage):
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, f"a path or URL is wanted, not {type(url).__name__}", where="url"
+            )
         return url
+    if not url:
+        raise MalformedError(ErrorCode.INPUT_INVALID, "an empty path; the directory itself is .", where="url")
     match = _SCHEME.match(url)
     if match is None:
         return LocalStorage(url, create=create)

@@ -3,135 +3,36 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
-from deltaformat.blockcache import BlockCache
-from deltaformat.blocks import DEFAULT_BLOCK_BYTES, check_block_bytes
 from deltaformat.collect import GcReport, collect
 from deltaformat.context import Context, load_map
-from deltaformat.digests import get_digest
-from deltaformat.errors import ConflictError, ErrorCode, MalformedError, MissingError
+from deltaformat.errors import ErrorCode, MalformedError, MissingError
 from deltaformat.history import History, State
-from deltaformat.keys import DESCRIPTOR
-from deltaformat.log import Log
 from deltaformat.part import Ticket
 from deltaformat.policy import Policy
 from deltaformat.reader import Version
-from deltaformat.rebuild import Rebuilder
 from deltaformat.records import (
-    MAX_DESCRIPTOR_BYTES,
     Claim,
     Commit,
-    Descriptor,
     Drop,
     Fork,
     Head,
     Record,
     Tag,
     check_name,
-    encode_descriptor,
-    parse_descriptor,
 )
 from deltaformat.singlewriter import SingleWriterStorage
-from deltaformat.sources import Sources
-from deltaformat.stager import Progress, Stager
-from deltaformat.storage import Storage, open_storage, probe
-from deltaformat.tensors import Framework
+from deltaformat.stager import Progress, Stager, check_step
+from deltaformat.storage import probe
+from deltaformat.tensors import Framework, check_framework
 from deltaformat.verify import VerifyReport, verify
 from deltaformat.writer import Writer
 
-__all__ = ["Store", "create", "open"]
-
-MEMORY_BUDGET = 256 << 20
-
-
-def create(
-    url: str | os.PathLike[str] | Storage,
-    *,
-    block_bytes: int = DEFAULT_BLOCK_BYTES,
-    digest: str = "xxh3-128",
-    exist_ok: bool = False,
-) -> Store:
-    """Make a new, empty store.
-
-    Args:
-        url: A path, `file:///path`, `memory://name`, or a `Storage`.
-        block_bytes: Block size in bytes, a power of two from 256 to 64 MiB; 4 MiB is recommended above 200
-            billion parameters.
-        digest: `xxh3-128`, or `blake3-256` where writers are not trusted or a root must be evidence (SPEC 7).
-        exist_ok: Open the store that is there instead of failing; its block size and digest stand.
-
-    Raises:
-        ConflictError: there is a store already (already-exists).
-        MalformedError, UnsupportedError: a block size or digest that cannot be.
-        StoreError: the storage failed.
-    """
-    check_block_bytes(block_bytes, where="block_bytes")
-    get_digest(digest)
-    storage = open_storage(url, create=True)
-    descriptor = Descriptor(uuid=secrets.token_hex(16), digest=digest, block_bytes=block_bytes, time=_now())
-    if not storage.create(DESCRIPTOR, encode_descriptor(descriptor)):
-        opened = open(storage)
-        if (
-            not exist_ok and opened.uuid != descriptor.uuid
-        ):  # its own, where the reply to the first try was lost
-            raise ConflictError(
-                ErrorCode.ALREADY_EXISTS,
-                "there is a store already; open it, or pass exist_ok=True",
-                where=storage.url,
-            )
-        return opened
-    return open(storage)
-
-
-def open(
-    url: str | os.PathLike[str] | Storage,
-    *,
-    cache: str | os.PathLike[str] | None = None,
-    cache_bytes: int = 10 << 30,
-    memory_budget: int = MEMORY_BUDGET,
-    threads: int = 2,
-    allow_external: Sequence[str] = (),
-) -> Store:
-    """Open a store.
-
-    Args:
-        url: A path, `file:///path`, `memory://name`, or a `Storage`.
-        cache: A local directory that keeps decoded blocks, each verified again when it is used.
-        cache_bytes: Bytes the cache may take.
-        memory_budget: Bytes that reading may have in flight, beside its result.
-        threads: Blocks decoded at a time.
-        allow_external: Prefixes of URLs that may be read beside Hugging Face files at a commit (SPEC 10.2),
-            such as `file:///data/base/`.
-
-    Raises:
-        MissingError: there is no store (store-missing).
-        MalformedError, CorruptError, UnsupportedError: its descriptor is not one this version reads.
-        StoreError: the storage failed.
-    """
-    storage = open_storage(url)
-    try:
-        data = storage.get(DESCRIPTOR, limit=MAX_DESCRIPTOR_BYTES)
-    except MissingError:
-        raise MissingError(
-            ErrorCode.STORE_MISSING,
-            f"no store here ({DESCRIPTOR} is missing); make one with `create`",
-            where=storage.url,
-        ) from None
-    descriptor = parse_descriptor(data)
-    algorithm = get_digest(descriptor.digest, where=storage.url)
-    sources = Sources(storage, allow_external=allow_external)
-    blocks = None
-    if cache is not None:
-        blocks = BlockCache(cache, cache_bytes, store_uuid=descriptor.uuid, digest=algorithm)
-    rebuilder = Rebuilder(
-        sources, algorithm, descriptor.block_bytes, memory_budget=memory_budget, threads=threads, cache=blocks
-    )
-    return Store(Context(storage, descriptor, Log(storage), algorithm, sources, rebuilder))
+__all__ = ["Store"]
 
 
 class Store:
@@ -189,6 +90,7 @@ class Store:
             MissingError: `resume_from` is no step of the branch, or was collected.
         """
         check_name(branch)
+        resume_from = None if resume_from is None else check_step(resume_from)
         context = self._context
         if single_writer:
             context = context.through(SingleWriterStorage(context.storage))
@@ -236,6 +138,7 @@ class Store:
             MissingError: no such branch or step, or it was collected.
         """
         check_name(new)
+        step = check_step(step)
 
         def members(state: State) -> dict[str, Any]:
             source = self._live_step(branch, self._head(state, branch), step)
@@ -251,6 +154,7 @@ class Store:
             MissingError: no such branch or step, or it was collected.
         """
         check_name(name, what="tag")
+        step = check_step(step)
 
         def members(state: State) -> dict[str, Any]:
             return {"name": name, "target": self._live_step(branch, self._head(state, branch), step).seq}
@@ -304,13 +208,15 @@ class Store:
         """
         if sum(choice is not None for choice in (step, tag, seq)) > 1:
             raise MalformedError(ErrorCode.INPUT_INVALID, "give one of step, tag and seq", where="version")
+        check_framework(framework)
         log = self._context.log
         if seq is not None:
-            commit = log.judged(seq)
+            commit = log.judged(check_step(seq))
         elif tag is not None:
             commit = self._tagged(tag)
         else:
-            commit = self._by_step(branch, self._head(log.tail(), branch), step)
+            wanted = None if step is None else check_step(step)
+            commit = self._by_step(branch, self._head(log.tail(), branch), wanted)
         return Version(
             self._context, commit, load_map(self._context, commit), framework=framework, device=device
         )
@@ -433,7 +339,3 @@ class Store:
 def _no_branch(branch: str, state: State) -> MissingError:
     known = ", ".join(sorted(state.heads)[:10]) or "none yet"
     return MissingError(ErrorCode.BRANCH_MISSING, f"no branch {branch!r}; there are: {known}", where="log")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

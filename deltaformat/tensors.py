@@ -210,6 +210,18 @@ def from_host(host: HostTensor, framework: Framework = "np", device: Any = "cpu"
     raise UnsupportedError(ErrorCode.NOT_SUPPORTED, f'unknown framework {framework!r}; use "np" or "pt"')
 
 
+def check_framework(framework: object) -> None:
+    """Refuse what `from_host` does not know.
+
+    Raises:
+        UnsupportedError: not-supported.
+    """
+    if framework not in ("np", "pt"):
+        raise UnsupportedError(
+            ErrorCode.NOT_SUPPORTED, f'unknown framework {framework!r}; use "np" or "pt"', where="framework"
+        )
+
+
 def _where(name: object) -> str:
     shown = repr(name)
     return f"tensor {shown if len(shown) <= _SHOWN_NAME else shown[:_SHOWN_NAME] + '...'}"

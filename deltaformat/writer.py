@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from deltaformat import ijson
+from deltaformat.commitinfo import CommitFuture, CommitInfo
 from deltaformat.context import Context
 from deltaformat.errors import CommitUnknown, ConflictError, ErrorCode, InconsistentError, MalformedError
 from deltaformat.history import State, ancestors_for
@@ -20,7 +21,7 @@ from deltaformat.manifest import decode_part, divide, encode_part
 from deltaformat.part import Part, Ticket, unite
 from deltaformat.policy import Policy, StageCounts
 from deltaformat.records import Commit, ManifestRef, ObjectRef
-from deltaformat.sidecars import Files, UploadedFiles, upload_files
+from deltaformat.sidecars import Files, UploadedFiles, check_sources, upload_files
 from deltaformat.stager import (
     Progress,
     Staged,
@@ -34,85 +35,9 @@ from deltaformat.stager import (
 from deltaformat.tensors import HostTensor, snapshot
 from deltaformat.versionmap import VersionMap, object_changes
 
-__all__ = ["CommitInfo", "Writer"]
+__all__ = ["Writer"]
 
 MAX_METADATA_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class CommitInfo:
-    """What a commit did.
-
-    Attributes:
-        seq: Number of its record.
-        step: The training step.
-        branch: The branch.
-        root: The version's root (SPEC 7.1).
-        created: False where the same step and root had been committed before: nothing was added.
-        tensors, blocks, changed_blocks: Counts over the version.
-        nbytes: Canonical bytes of all tensors.
-        payload_bytes: Encoded bytes of this step's own pieces: what a follower fetches.
-        rebase_bytes: Encoded bytes that replaced prefixes of full chains.
-        packs: Number of packs written.
-        pack_bytes, manifest_bytes, record_bytes, file_bytes: Bytes of objects written, by kind.
-        bytes_written: Their sum.
-        read_bytes: Decoded bytes that were read back from the store.
-        timings: Seconds of wall time by phase: `stage` (of which `encode`), `files`, `manifest`, `record`,
-            `total`.
-    """
-
-    seq: int
-    step: int
-    branch: str
-    root: str
-    created: bool
-    tensors: int
-    blocks: int
-    changed_blocks: int
-    nbytes: int
-    payload_bytes: int
-    rebase_bytes: int
-    packs: int
-    pack_bytes: int
-    manifest_bytes: int
-    record_bytes: int
-    file_bytes: int
-    read_bytes: int
-    timings: Mapping[str, float]
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of all objects that the commit wrote."""
-        return self.pack_bytes + self.manifest_bytes + self.record_bytes + self.file_bytes
-
-
-class CommitFuture(Future[CommitInfo]):
-    """What `commit(block=False)` gives. An error that was taken from it is not raised again by the writer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = False
-
-    def result(self, timeout: float | None = None) -> CommitInfo:
-        """As `Future.result`."""
-        try:
-            return super().result(timeout)
-        finally:
-            self.taken = self.done()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As `Future.exception`."""
-        error = super().exception(timeout)
-        self.taken = True
-        return error
-
-    def fulfil(self, commit: Callable[[], CommitInfo]) -> None:
-        """Run `commit` and hold what comes of it."""
-        self.set_running_or_notify_cancel()
-        try:
-            self.set_result(commit())
-        except BaseException as error:
-            self.set_exception(error)
 
 
 class Writer(Stager):
@@ -207,7 +132,7 @@ class Writer(Stager):
             StoreError: the store failed; nothing was committed. `CommitUnknown`: it may have been; this
                 writer writes no more.
         """
-        check_step(step)
+        step = check_step(step)
         self._ready()
         if tensors is None and parts is None:
             raise MalformedError(
@@ -215,9 +140,11 @@ class Writer(Stager):
                 "give tensors or parts; an empty version is tensors={}",
                 where="commit",
             )
+        if files is not None:
+            check_sources(files)
         request = _Request(
             step=step,
-            parts=tuple(parts or ()),
+            parts=_parts(parts),
             files=files,
             metadata=check_metadata(metadata),
             allow_set_change=allow_set_change,
@@ -456,6 +383,18 @@ class _Request:
     metadata: Mapping[str, Any]
     allow_set_change: bool
     total: int | None
+
+
+def _parts(parts: Iterable[Part] | None) -> tuple[Part, ...]:
+    given = tuple(parts or ())
+    for part in given:
+        if not isinstance(part, Part):
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID,
+                f"{type(part).__name__} is no Part; pass what `stage` gave",
+                where="parts",
+            )
+    return given
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

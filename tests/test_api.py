@@ -52,6 +52,7 @@ LAYERS = {
     "writing": [
         "adopt",
         "baseline",
+        "commitinfo",
         "part",
         "pieces",
         "policy",
@@ -63,7 +64,7 @@ LAYERS = {
         "writer",
     ],
     "upkeep": ["collect", "verify"],
-    "store": ["store"],
+    "store": ["store", "opening"],
     "package": ["deltaformat"],
 }
 PURE = ("errors", "values", "codec", "objects", "log", "frameworks")  # no input or output

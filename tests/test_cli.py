@@ -117,9 +117,7 @@ def test_import_can_leave_the_bytes_where_they_are(run: Run, tmp_path: Path) -> 
     save_file(tensors, base / "model.safetensors")
     (base / "config.json").write_text("{}")
     arguments = ["import", tmp_path / "store", base, "--step", 0, "--init", "--external"]
-    refused = run(*arguments)
-    assert (refused.code, "external-refused" in refused.err) == (1, True)
-    done = run(*arguments, "--allow-external", url, "--json")
+    done = run(*arguments, "--json")
     assert done.code == 0, done.err
     assert done.json["bytes_written"] < 4000
 
@@ -383,3 +381,17 @@ def test_help_and_version(run: Run) -> None:
         assert f"\n    {command} " in ran.out
     assert "_follow" not in ran.out
     assert run("--version").out == f"deltaformat {df.__version__}\n"
+
+
+def test_an_import_that_cannot_be_does_not_take_the_branch(run: Run, tmp_path: Path) -> None:
+    """A mistyped step, or other tensors, must not fence a trainer that is at work."""
+    save_file({"a": np.arange(9.0)}, tmp_path / "a.safetensors")
+    save_file({"b": np.arange(9.0)}, tmp_path / "b.safetensors")
+    store = df.create(tmp_path / "live")
+    with store.writer() as writer:
+        writer.commit(step=10, tensors={"a": np.arange(9.0)})
+        below = run("import", tmp_path / "live", tmp_path / "a.safetensors", "--step", 3)
+        assert (below.code, "step-not-above-head" in below.err) == (1, True)
+        other = run("import", tmp_path / "live", tmp_path / "b.safetensors", "--step", 11)
+        assert (other.code, "set-changed" in other.err) == (1, True)
+        writer.commit(step=11, tensors={"a": np.arange(9.0) + 1})

@@ -21,7 +21,7 @@ from deltaformat.errors import (
     StoreError,
     UnsupportedError,
 )
-from deltaformat.history import EMPTY
+from deltaformat.history import EMPTY, Void
 from deltaformat.ijson import seal
 from deltaformat.keys import TAIL_HINT, record_key
 from deltaformat.records import Claim, Commit, Fork, Head, Record, Retire, Tag, encode_record, parse_record
@@ -343,6 +343,21 @@ def test_named_commits_are_judged(maker: LogMaker) -> None:
     maker.add_void(Fork(seq=15, **common, heads=heads, branch="c", source=13, step=26))  # type: ignore[arg-type]
     assert new_log(stored(maker)).tail() == maker.state
     assert maker.state.heads == before.heads
+
+
+@pytest.mark.parametrize("target", [1, 2, 3, 5, 8])
+def test_lineages_are_looked_at(maker: LogMaker, target: int) -> None:
+    """DF-LOG-06: a newest claim that goes back to a commit of no lineage of its branch is void."""
+    before = maker.state
+    step = maker.history.commits[target].step
+    common = {"prev": before.hash, "nonce": "0" * 32, "time": "", "last_tag": 11, "last_retire": 12}
+    heads = {**before.heads, "main": Head(target, step, 3, 13)}
+    claim = Claim(seq=13, **common, heads=heads, branch="main", epoch=3, host="", pid=0, resume_from=target)  # type: ignore[arg-type]
+    maker.add(claim)
+    log = new_log(stored(maker))
+    assert log.tail() == maker.state
+    assert log.tail().heads == (heads if target in (1, 2, 5) else before.heads)
+    assert isinstance(log._reader.judge(13), Void) == (target in (3, 8))
 
 
 @pytest.mark.parametrize("head", [4, 13, 14, 15, 99])

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import deltaformat as df
-from deltaformat.checkpoint import open_checkpoint
+from deltaformat.checkpoint import Checkpoint, open_checkpoint
 from deltaformat.cli.options import (
     Commands,
     UsageError,
@@ -20,6 +20,7 @@ from deltaformat.cli.options import (
 )
 from deltaformat.cli.output import Console, human, plain
 from deltaformat.cli.reading import batches, read_many
+from deltaformat.errors import ErrorCode, InconsistentError
 from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
 from deltaformat.stager import Progress
 from deltaformat.tensors import HostTensor, TensorSpec
@@ -90,6 +91,36 @@ def register_export(commands: Commands) -> None:
     add_allow_external(parser)
 
 
+def _directory_url(path: Path) -> str:
+    directory = path if path.is_dir() else path.parent
+    return directory.resolve().as_uri()
+
+
+def _check_fits(store: df.Store, checkpoint: Checkpoint, options: argparse.Namespace) -> None:
+    """Refuse what the commit would refuse, before the branch is taken from whoever writes it."""
+    if options.resume_from is not None:
+        return
+    head = store.branches().get(options.branch)
+    if head is None or head.step is None:
+        return
+    where = f"branch {options.branch}"
+    if options.step < head.step:
+        raise InconsistentError(
+            ErrorCode.STEP_NOT_ABOVE_HEAD,
+            f"step {options.step} is below the head's, {head.step}; to go back use --resume-from",
+            where=where,
+        )
+    if not options.allow_set_change:
+        differing = set(store.version(branch=options.branch).keys()) ^ set(checkpoint)
+        if differing:
+            raise InconsistentError(
+                ErrorCode.SET_CHANGED,
+                f"{len(differing)} tensor names differ from step {head.step} ({min(differing)!a}...);"
+                " pass --allow-set-change if that is meant",
+                where=where,
+            )
+
+
 def _import(options: argparse.Namespace, console: Console) -> int:
     if options.external_url is not None and not options.external:
         raise UsageError("--external-url goes with --external; see deltaformat import --help")
@@ -97,8 +128,12 @@ def _import(options: argparse.Namespace, console: Console) -> int:
     checkpoint = open_checkpoint(options.source)
     if options.init:
         df.create(options.store, exist_ok=True)
-    store = df.open(options.store, allow_external=tuple(options.allow_external))
+    allowed = list(options.allow_external)
+    if options.external and not options.external_url:
+        allowed.append(_directory_url(checkpoint.path))  # who names a directory here allows it
+    store = df.open(options.store, allow_external=allowed)
     # A file is weights and no more: the sidecar files of the step before stay.
+    _check_fits(store, checkpoint, options)
     files = checkpoint.sidecars() if Path(options.source).is_dir() else None
     with (
         console.bars() as progress,
@@ -125,6 +160,8 @@ def _import(options: argparse.Namespace, console: Console) -> int:
     else:
         console.say(f"step {info.step} of {info.branch} has these weights already (commit {info.seq})")
     console.say(f"root {info.root}")
+    if options.external and not options.external_url:
+        console.say(f"read it with --allow-external {_directory_url(checkpoint.path)}")
     console.document(
         {
             "store": store.url,

@@ -40,7 +40,7 @@ INLINE u32 lowest(u64 x) { return popcount(~x & (x - 1)); }
 #define MAX_STRATA (MAX_THRESHOLDS + 1)
 #define MAX_K 26
 #define ESCAPE 255
-#define CHUNK 512 /* elements */
+#define CHUNK 256 /* elements */
 #define WORDS (CHUNK / 64)
 
 INLINE u64 load(const u8 *from, size_t size) {
@@ -203,22 +203,24 @@ INLINE size_t diff_body(const u8 *a, const u8 *b, size_t size, u32 log_width, u3
 
 /* -- Strata --------------------------------------------------------------------------------------------------------- */
 
-/* Every element has a key, a byte that is below limits[i] where its magnitude is below threshold i. Where the thresholds
-   allow it (exponents of floats do) the key is the magnitude's upper bits, else the number of thresholds not above it. */
+/* Every element has a key, a byte that is below limits[i] where its magnitude is below threshold i: the magnitude's upper
+   bits where the thresholds allow it, as exponents of most floats do, else the number of thresholds not above it. */
 typedef struct {
-    u32 log_width, thresholds, shift, by_shift;
+    u32 log_width, thresholds, by_bits;
     u64 values[MAX_THRESHOLDS];
     u8 limits[MAX_THRESHOLDS];
 } Strata;
 
+#define KEY_SHIFT(TYPE) (sizeof(TYPE) == 1 ? 0 : 8 * sizeof(TYPE) - 9)
+
 static void prepare(Strata *strata) {
-    u64 all = 0, highest = strata->thresholds ? strata->values[0] : 0;
+    const u32 shift = strata->log_width ? (8u << strata->log_width) - 9 : 0;
+    u64 rest = 0;
     for (u32 i = 0; i < strata->thresholds; i++)
-        all |= strata->values[i];
-    strata->shift = all ? lowest(all) : 0;
-    strata->by_shift = highest >> strata->shift <= 255;
+        rest |= strata->values[i] & (((u64)1 << shift) - 1);
+    strata->by_bits = rest == 0;
     for (u32 i = 0; i < strata->thresholds; i++)
-        strata->limits[i] = (u8)(strata->by_shift ? strata->values[i] >> strata->shift : strata->thresholds - i);
+        strata->limits[i] = (u8)(strata->by_bits ? strata->values[i] >> shift : strata->thresholds - i);
 }
 
 #define DEFINE_KEYS(TYPE)                                                                                              \
@@ -228,12 +230,9 @@ static void prepare(Strata *strata) {
         return (TYPE)(x & (TYPE)((TYPE)-1 >> 1));                                                                      \
     }                                                                                                                  \
     INLINE void keys_##TYPE(const Strata *strata, const u8 *from, size_t count, u8 *keys) {                            \
-        const u32 shift = strata->shift;                                                                               \
-        if (strata->by_shift) {                                                                                        \
-            for (size_t i = 0; i < count; i++) {                                                                       \
-                TYPE key = (TYPE)(magnitude_##TYPE(from + i * sizeof(TYPE)) >> shift);                                 \
-                keys[i] = (u8)(key < 255 ? key : 255);                                                                 \
-            }                                                                                                          \
+        if (strata->by_bits) {                                                                                         \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                keys[i] = (u8)(magnitude_##TYPE(from + i * sizeof(TYPE)) >> KEY_SHIFT(TYPE));                          \
             return;                                                                                                    \
         }                                                                                                              \
         memset(keys, 0, count);                                                                                        \
@@ -248,21 +247,19 @@ DEFINE_KEYS(u16)
 DEFINE_KEYS(u32)
 DEFINE_KEYS(u64)
 
-/* A chunk of a block: for each stratum its members, and how many it has before each word. */
+/* A chunk of a block: the keys, and how many members each stratum has before it and up to its end. */
 typedef struct {
-    u64 members[MAX_STRATA][WORDS];
-    u32 before[MAX_STRATA][WORDS + 1];
+    u32 before[MAX_STRATA], after[MAX_STRATA];
     u8 keys[CHUNK];
 } Chunk;
 
+/* Go on to a chunk of `count` elements. */
 INLINE void look_at(const Strata *strata, const u8 *base, size_t first, size_t count, Chunk *chunk, Below below) {
     const u8 *from = base + (first << strata->log_width);
-    const size_t width = (size_t)1 << strata->log_width;
     u8 last[CHUNK * 8];
-    if (count < CHUNK) { /* the loops below have a fixed length */
-        memcpy(last, from, count * width);
-        memset(last + count * width, 0, (CHUNK - count) * width);
-        from = last;
+    if (count < CHUNK) { /* the loops have a fixed length */
+        memset(last, 0, sizeof last);
+        from = memcpy(last, from, count << strata->log_width);
     }
     switch (strata->log_width) {
     case 0: keys_u8(strata, from, CHUNK, chunk->keys); break;
@@ -270,22 +267,24 @@ INLINE void look_at(const Strata *strata, const u8 *base, size_t first, size_t c
     case 2: keys_u32(strata, from, CHUNK, chunk->keys); break;
     default: keys_u64(strata, from, CHUNK, chunk->keys); break;
     }
-    u64 outer[WORDS];
-    for (u32 w = 0; w < WORDS; w++)
-        outer[w] = 64 * w + 64 <= count ? ~(u64)0 : 64 * w >= count ? 0 : ((u64)1 << count % 64) - 1;
-    for (u32 i = 0; i <= strata->thresholds; i++) {
-        const u8 limit = i < strata->thresholds ? strata->limits[i] : 0; /* no key is below 0 */
-        u32 sum = chunk->before[i][WORDS];
-        for (u32 w = 0; w < WORDS; w++) {
-            u64 inner = below(chunk->keys + 64 * w, limit) & outer[w];
-            u64 members = outer[w] & ~inner;
-            chunk->members[i][w] = members;
-            chunk->before[i][w] = sum;
-            sum += popcount(members);
-            outer[w] = inner;
-        }
-        chunk->before[i][WORDS] = sum;
+    memset(chunk->keys + count, 255, CHUNK - count); /* no limit is above 255 */
+    memcpy(chunk->before, chunk->after, sizeof chunk->before);
+    u32 outer = (u32)count;
+    for (u32 i = 0; i < strata->thresholds; i++) {
+        u32 inner = 0;
+        for (u32 w = 0; w < WORDS; w++)
+            inner += popcount(below(chunk->keys + 64 * w, strata->limits[i]));
+        chunk->after[i] += outer - inner;
+        outer = inner;
     }
+    chunk->after[strata->thresholds] += outer;
+}
+
+/* The members of a stratum among 64 elements; what is beyond the block's end counts to the outermost. */
+INLINE u64 members(const Strata *strata, const Chunk *chunk, u32 stratum, u32 word, Below below) {
+    const u8 *keys = chunk->keys + 64 * word;
+    const u64 outer = stratum ? below(keys, strata->limits[stratum - 1]) : ~(u64)0;
+    return stratum < strata->thresholds ? outer & ~below(keys, strata->limits[stratum]) : outer;
 }
 
 /* Give the stratum and the rank of each place; places rise, and all are below n. */
@@ -298,17 +297,18 @@ INLINE void rank_body(const Strata *strata, const u8 *base, size_t n, const u32 
         for (u32 i = 0; i < strata->thresholds; i++)
             stratum_of[key] = (u8)(stratum_of[key] + (key < strata->limits[i]));
     }
-    memset(chunk.before, 0, sizeof chunk.before);
+    memset(chunk.after, 0, sizeof chunk.after);
     for (size_t first = 0, j = 0; j < changes && first < n; first += CHUNK) {
         const size_t count = n - first < CHUNK ? n - first : CHUNK;
         look_at(strata, base, first, count, &chunk, below);
-        for (; j < changes; j++) {
-            const size_t in = (size_t)places[j] - first; /* a place before this chunk wraps to a large number */
-            if (in >= count)
-                break;
-            const u32 i = stratum_of[chunk.keys[in]], w = (u32)in / 64;
+        for (; j < changes && places[j] - first < count; j++) { /* a place before this chunk wraps around */
+            const u32 in = (u32)(places[j] - first), i = stratum_of[chunk.keys[in]];
+            u32 rank = chunk.before[i];
+            for (u32 w = 0; w < in / 64; w++)
+                rank += popcount(members(strata, &chunk, i, w, below));
+            rank += popcount(members(strata, &chunk, i, in / 64, below) & (((u64)1 << in % 64) - 1));
             stratum[j] = (u8)i;
-            ranks[j] = chunk.before[i][w] + popcount(chunk.members[i][w] & (((u64)1 << in % 64) - 1));
+            ranks[j] = rank;
         }
     }
 }
@@ -319,17 +319,18 @@ INLINE int select_body(const Strata *strata, const u8 *base, size_t n, const siz
     Chunk chunk;
     size_t next[MAX_STRATA], left = starts[strata->thresholds + 1];
     memcpy(next, starts, sizeof next);
-    memset(chunk.before, 0, sizeof chunk.before);
+    memset(chunk.after, 0, sizeof chunk.after);
     for (size_t first = 0; left && first < n; first += CHUNK) {
         look_at(strata, base, first, n - first < CHUNK ? n - first : CHUNK, &chunk, below);
         for (u32 i = 0; i <= strata->thresholds; i++) {
-            const u32 *before = chunk.before[i];
             size_t j = next[i];
-            for (u32 w = 0; j < starts[i + 1] && ranks[j] < before[WORDS]; j++) {
-                const u32 rank = ranks[j];
-                while (before[w + 1] <= rank)
-                    w++;
-                ranks[j] = (u32)first + 64 * w + select(chunk.members[i][w], rank - before[w]);
+            u32 before = chunk.before[i];
+            for (u32 w = 0; w < WORDS && j < starts[i + 1] && ranks[j] < chunk.after[i]; w++) {
+                const u64 word = members(strata, &chunk, i, w, below);
+                const u32 after = before + popcount(word);
+                for (; j < starts[i + 1] && ranks[j] < after; j++)
+                    ranks[j] = (u32)first + 64 * w + select(word, ranks[j] - before);
+                before = after;
             }
             left -= j - next[i];
             next[i] = j;
@@ -397,27 +398,118 @@ static int available(const Level *candidate) {
     return 1;
 }
 
-/* -- Gaps ----------------------------------------------------------------------------------------------------------- */
+/* -- Estimates ------------------------------------------------------------------------------------------------------ */
 
-INLINE u64 log2_256(u32 x) { /* 256 log2 x, by a straight line between powers of two */
-    const u32 e = bit_length(x) - 1;
-    return 256 * (u64)e + ((u64)x << 8 >> e) - 256;
+#define LOG_SCALE 1024
+static u16 log_table[256]; /* of 1 + i / 256 */
+
+static void make_log_table(void) {
+    for (u32 i = 0; i < 256; i++) {
+        u64 x = ((u64)256 + i) << 23; /* 1 is 2^31 */
+        for (u32 bit = LOG_SCALE / 2; bit; bit /= 2) {
+            x = x * x >> 31;
+            log_table[i] = (u16)(log_table[i] + (x >> 32 ? bit : 0));
+            x >>= x >> 32;
+        }
+    }
 }
 
-static u64 estimate(const u32 *gaps, size_t count, u32 k) { /* as _estimate in sparse.py */
+INLINE u64 scaled_log2(u64 x) { /* as in estimates.py; x is below 2^32 */
+    const u32 exponent = bit_length(x) - 1;
+    return LOG_SCALE * (u64)exponent + log_table[(x << 8 >> exponent) & 255];
+}
+
+/* -- Thresholds: as in thresholds.py ------------------------------------------------------------------------------- */
+
+#define SAMPLE (1 << 13)
+
+typedef struct {
+    u32 first, last, cut; /* classes of a stratum, and where to cut it; */
+    u64 gain;             /* what that saves */
+} Segment;
+
+typedef struct {
+    u64 changed[257], seen[257]; /* sums over the classes before */
+    u64 stride;
+} Classes;
+
+INLINE u64 cost(const Classes *classes, u32 first, u32 last) {
+    const u64 c = classes->changed[last] - classes->changed[first];
+    u64 n = (classes->seen[last] - classes->seen[first]) * classes->stride;
+    n = n > c ? n : c;
+    return c ? c * (scaled_log2(n) - scaled_log2(c)) + 1477 * c * (2 * n - c) / (2 * n) : 0;
+}
+
+static void find_cut(const Classes *classes, Segment *segment) {
+    const u64 whole = cost(classes, segment->first, segment->last);
+    segment->gain = 0;
+    for (u32 cut = segment->first + 1; cut < segment->last; cut++) {
+        const u64 parts = cost(classes, segment->first, cut) + cost(classes, cut, segment->last);
+        if (whole > parts && whole - parts > segment->gain) {
+            segment->gain = whole - parts;
+            segment->cut = cut;
+        }
+    }
+}
+
+/* Give the number of thresholds, put rising. */
+static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, u32 most, u64 least,
+                  u64 *thresholds) {
+    const u32 shift = log_width ? (8u << log_width) - 9 : 0;
+    const u32 key_mask = log_width ? 255 : 127;
+    u32 changed[256] = {0}, seen[256] = {0}, keys[256], used = 0;
+    Classes classes;
+    classes.stride = n / SAMPLE | 1;
+    for (size_t j = 0; j < changes; j++)
+        if (places[j] < n)
+            changed[load_element(base + ((size_t)places[j] << log_width), log_width) >> shift & key_mask]++;
+    for (size_t at = 0; at < n; at += (size_t)classes.stride)
+        seen[load_element(base + (at << log_width), log_width) >> shift & key_mask]++;
+    classes.changed[0] = classes.seen[0] = 0;
+    for (u32 key = 0; key < 256; key++)
+        if (changed[key] || seen[key]) {
+            keys[used++] = key;
+            classes.changed[used] = classes.changed[used - 1] + changed[key];
+            classes.seen[used] = classes.seen[used - 1] + seen[key];
+        }
+
+    Segment segments[MAX_STRATA] = {{0, used, 0, 0}};
+    u32 count = 1;
+    find_cut(&classes, segments);
+    while (count <= most) {
+        u32 best = 0;
+        for (u32 i = 1; i < count; i++)
+            if (segments[i].gain > segments[best].gain)
+                best = i;
+        if (segments[best].gain <= least)
+            break;
+        memmove(segments + best + 1, segments + best, (count - best) * sizeof *segments);
+        segments[best].last = segments[best + 1].first = segments[best].cut;
+        find_cut(&classes, segments + best);
+        find_cut(&classes, segments + best + 1);
+        count++;
+    }
+    for (u32 i = 1; i < count; i++)
+        thresholds[i - 1] = (u64)keys[segments[i].first] << shift;
+    return count - 1;
+}
+
+/* -- Gaps ----------------------------------------------------------------------------------------------------------- */
+
+static u64 estimate(const u32 *gaps, size_t count, u32 k) { /* as in sparse.py */
     u32 counts[ESCAPE + 1] = {0};
     for (size_t j = 0; j < count; j++) {
         const u32 quotient = gaps[j] >> k;
         counts[quotient < ESCAPE ? quotient : ESCAPE]++;
     }
-    u64 bits = 256 * ((u64)count * k + 32 * (u64)counts[ESCAPE]);
+    u64 bits = LOG_SCALE * ((u64)count * k + 32 * (u64)counts[ESCAPE]);
     for (u32 q = 0; q <= ESCAPE; q++)
         if (counts[q])
-            bits += counts[q] * (log2_256((u32)count) - log2_256(counts[q]));
+            bits += counts[q] * (scaled_log2(count) - scaled_log2(counts[q]));
     return bits;
 }
 
-static u32 choose_k(const u32 *gaps, size_t count) { /* as _choose_k in sparse.py */
+static u32 choose_k(const u32 *gaps, size_t count) { /* as in sparse.py */
     u32 sample[32], size = 0;
     u64 sum = 0;
     for (size_t j = 0; j < count; j++)
@@ -554,6 +646,39 @@ static PyObject *py_diff(PyObject *self, PyObject *args) {
     PyBuffer_Release(&base);
     PyBuffer_Release(&places);
     return log_width < 0 ? NULL : PyLong_FromSize_t(count);
+}
+
+PyDoc_STRVAR(choose_doc, "choose(base, width, places, most, least) -> thresholds\n\nChoose at most so many thresholds, "
+                         "rising, for changes at places (u32), each of which saves more than the least.");
+
+static PyObject *py_choose(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer base, places;
+    int width, log_width;
+    unsigned int most;
+    unsigned long long least;
+    u64 thresholds[MAX_THRESHOLDS];
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*iy*IK:choose", &base, &width, &places, &most, &least))
+        return NULL;
+    if ((log_width = log_of(width, base.len)) >= 0 && (uintptr_t)places.buf % 4 == 0 && most <= MAX_THRESHOLDS) {
+        u32 count;
+        Py_BEGIN_ALLOW_THREADS
+        count = choose(base.buf, (size_t)base.len >> log_width, (u32)log_width, places.buf, (size_t)places.len / 4, most,
+                       least, thresholds);
+        Py_END_ALLOW_THREADS
+        result = PyList_New(0);
+        for (u32 i = 0; result && i < count; i++) {
+            PyObject *threshold = PyLong_FromUnsignedLongLong(thresholds[i]);
+            if (!threshold || PyList_Append(result, threshold))
+                Py_CLEAR(result);
+            Py_XDECREF(threshold);
+        }
+    } else if (log_width >= 0)
+        refuse("the places are not aligned, or too many thresholds are asked for");
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&places);
+    return result;
 }
 
 typedef struct {
@@ -879,6 +1004,7 @@ static PyObject *py_level(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {{"diff", py_diff, METH_VARARGS, diff_doc},
+                                {"choose", py_choose, METH_VARARGS, choose_doc},
                                 {"encode", py_encode, METH_VARARGS, encode_doc},
                                 {"decode", py_decode, METH_VARARGS, decode_doc},
                                 {"apply", py_apply, METH_VARARGS, apply_doc},
@@ -888,6 +1014,7 @@ static PyMethodDef METHODS[] = {{"diff", py_diff, METH_VARARGS, diff_doc},
 
 static int start(PyObject *module) {
     (void)module;
+    make_log_table();
     const char *wanted = getenv("DELTAFORMAT_NATIVE");
     if (wanted && (!*wanted || !strcmp(wanted, "1")))
         wanted = NULL;

@@ -1,7 +1,7 @@
 """The kernels in C, where they were built and the CPU has them; without them NumPy does the same, slower.
 
-`deltaformat/_native.c` has the loops of this package. What it gives is bit for bit what the array code gives, which
-is the reference: whatever differs is a fault of the kernels.
+`deltaformat/_native.c` has the loops of this package. What it gives is bit for bit what the array code gives,
+which is the reference: whatever differs is a fault of the kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deltaformat.encodings.streams import malformed
 __all__ = ["Kernels", "decode", "diff", "encode", "engine", "kernels", "load", "why_not"]
 
 _ROOM = 16
-"""Room for one change in so many elements, at first; where there are more, they are counted and then collected."""
+"""Room for one change in so many elements at first; where there are more, they are counted, then collected."""
 
 _BROKEN = (
     "",
@@ -36,6 +36,9 @@ class Kernels(Protocol):
 
     def diff(self, new: Bytes, base: Bytes, width: int, places: Positions, /) -> int:
         """Put the positions that differ into `places` while it has room; give their number."""
+
+    def choose(self, base: Bytes, width: int, places: Positions, most: int, least: int, /) -> list[int]:
+        """Choose thresholds, rising."""
 
     def encode(
         self, new: Bytes, base: Bytes, width: int, places: Positions, thresholds: bytes, /

@@ -10,6 +10,7 @@ import numpy as np
 
 from deltaformat.blocks import Buffer, Bytes
 from deltaformat.encodings import native
+from deltaformat.encodings.estimates import SCALE, scaled_log2
 from deltaformat.encodings.planes import join_planes, split_planes
 from deltaformat.encodings.strata import Elements, Positions, Ranks, Strata, magnitude_mask
 from deltaformat.encodings.streams import (
@@ -278,16 +279,10 @@ def _choose_k(gaps: Ranks) -> int:
 
 
 def _estimate(gaps: Ranks, k: int) -> int:
-    """Estimate what gaps cost, in bits / 256: k bits each, the entropy of the quotients, and the escapes."""
+    """Estimate what gaps cost: k bits each, the entropy of the quotients, and the escapes."""
     counts: list[int] = np.bincount(np.minimum(gaps >> k, _ESCAPE), minlength=_ESCAPE + 1).tolist()
-    entropy = sum(count * (_log2(gaps.size) - _log2(count)) for count in counts if count)
-    return 256 * (gaps.size * k + 32 * counts[_ESCAPE]) + entropy
-
-
-def _log2(count: int) -> int:
-    """256 log2, by a straight line between powers of two: without floats, every machine chooses alike."""
-    exponent = count.bit_length() - 1
-    return 256 * exponent + (count << 8 >> exponent) - 256
+    entropy = sum(count * (scaled_log2(gaps.size) - scaled_log2(count)) for count in counts if count)
+    return SCALE * (gaps.size * k + 32 * counts[_ESCAPE]) + entropy
 
 
 def _pack_low_bits(gaps: Ranks, k: int) -> bytes:

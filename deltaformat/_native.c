@@ -509,11 +509,17 @@ static u64 estimate(const u32 *gaps, size_t count, u32 k) { /* as in sparse.py *
     return bits;
 }
 
-static u32 choose_k(const u32 *gaps, size_t count) { /* as in sparse.py */
+INLINE int64_t log_of(u64 numerator, u64 denominator) {
+    return (int64_t)scaled_log2(numerator) - (int64_t)scaled_log2(denominator);
+}
+
+INLINE u32 k_for(int64_t typical, int64_t target) {
+    const int64_t above = typical - target + LOG_SCALE / 2;
+    return above > 0 ? (u32)(above / LOG_SCALE) : 0;
+}
+
+static u32 choose_k(const u32 *gaps, size_t count, int64_t mean, int64_t target) {
     u32 sample[32], size = 0;
-    u64 sum = 0;
-    for (size_t j = 0; j < count; j++)
-        sum += gaps[j];
     const size_t stride = count / 16 ? count / 16 : 1;
     for (size_t j = 0; j < count; j += stride) {
         u32 at = size++;
@@ -521,11 +527,30 @@ static u32 choose_k(const u32 *gaps, size_t count) { /* as in sparse.py */
             sample[at] = sample[at - 1];
         sample[at] = gaps[j];
     }
-    const u32 of_mean = bit_length(sum / count), of_median = bit_length((u64)sample[size / 2] * 3 / 2);
-    const u32 a = of_mean > 3 ? of_mean - 3 : 0, b = of_median > 3 ? of_median - 3 : 0;
+    const u32 a = k_for(mean, target), b = k_for(log_of(3 * (u64)sample[size / 2] + 1, 2), target);
     if (a < b + 2 && b < a + 2)
         return a;
     return estimate(gaps, count, a) <= estimate(gaps, count, b) ? a : b;
+}
+
+/* One k for each stratum, as in sparse.py; gaps of all strata follow each other. */
+static void choose_ks(const u32 *gaps, const size_t *counts, size_t total, u32 *ks) {
+    int64_t means[MAX_STRATA], target = LOG_SCALE * 3;
+    size_t at = 0;
+    for (u32 i = 0; i < MAX_STRATA; i++)
+        if (counts[i]) {
+            u64 sum = 0;
+            for (const size_t end = at + counts[i]; at < end; at++)
+                sum += gaps[at];
+            means[i] = log_of(2 * sum + counts[i], 2 * (u64)counts[i]);
+            if (16 * counts[i] >= total && means[i] < target)
+                target = means[i];
+        }
+    if (target < LOG_SCALE * 3 / 2)
+        target = LOG_SCALE * 3 / 2;
+    at = 0;
+    for (u32 i = 0; i < MAX_STRATA; at += counts[i++])
+        ks[i] = counts[i] ? choose_k(gaps + at, counts[i], means[i], target) : 0;
 }
 
 static u8 *put_low_bits(const u32 *gaps, size_t count, u32 k, u8 *to) {
@@ -598,7 +623,7 @@ static int take_differences(const Streams *in, size_t total, u32 log_width, u8 *
 
 /* -- Python ----------------------------------------------------------------------------------------------------------- */
 
-static int log_of(int width, Py_ssize_t size) {
+static int log_width_of(int width, Py_ssize_t size) {
     for (int i = 0; i < 4; i++)
         if (width == 1 << i && size % width == 0 && size / width <= UINT32_MAX)
             return i;
@@ -636,7 +661,7 @@ static PyObject *py_diff(PyObject *self, PyObject *args) {
     size_t count = 0;
     if (!PyArg_ParseTuple(args, "y*y*iw*:diff", &new, &base, &width, &places))
         return NULL;
-    if ((log_width = log_of(width, new.len)) >= 0 && new.len == base.len && (uintptr_t)places.buf % 4 == 0) {
+    if ((log_width = log_width_of(width, new.len)) >= 0 && new.len == base.len && (uintptr_t)places.buf % 4 == 0) {
         Py_BEGIN_ALLOW_THREADS
         count = level->diff(new.buf, base.buf, (size_t)new.len, (u32)log_width, places.buf, (size_t)places.len / 4);
         Py_END_ALLOW_THREADS
@@ -661,7 +686,7 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*iy*IK:choose", &base, &width, &places, &most, &least))
         return NULL;
-    if ((log_width = log_of(width, base.len)) >= 0 && (uintptr_t)places.buf % 4 == 0 && most <= MAX_THRESHOLDS) {
+    if ((log_width = log_width_of(width, base.len)) >= 0 && (uintptr_t)places.buf % 4 == 0 && most <= MAX_THRESHOLDS) {
         u32 count;
         Py_BEGIN_ALLOW_THREADS
         count = choose(base.buf, (size_t)base.len >> log_width, (u32)log_width, places.buf, (size_t)places.len / 4, most,
@@ -718,11 +743,13 @@ static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n
 
     u8 *quotients = out->streams[0], *escapes = out->streams[1], *lows = out->streams[2];
     const u32 *gaps = out->gaps;
+    u32 ks[MAX_STRATA];
+    choose_ks(gaps, out->counts, changes, ks);
     for (u32 i = 0; i <= strata->thresholds; i++) {
         const size_t count = out->counts[i];
         if (!count)
             continue;
-        const u32 k = choose_k(gaps, count);
+        const u32 k = ks[i];
         out->ks[out->used++] = (u8)k;
         for (size_t j = 0; j < count; j++) {
             const u32 quotient = gaps[j] >> k;
@@ -774,7 +801,7 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*y*iy*y*:encode", &new, &base, &width, &places, &thresholds))
         return NULL;
     const size_t changes = (size_t)places.len / 4;
-    if ((log_width = log_of(width, new.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
+    if ((log_width = log_width_of(width, new.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
         goto done;
     const size_t n = (size_t)new.len >> log_width;
     if (new.len != base.len || places.len % 4 || !changes || changes > n) {
@@ -858,7 +885,7 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*iy*y*y*Ow*w*:decode", &base, &width, &thresholds, &count_buffer, &ks, &list, &places,
                           &differences))
         return NULL;
-    if ((log_width = log_of(width, base.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
+    if ((log_width = log_width_of(width, base.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
         goto done;
     const size_t n = (size_t)base.len >> log_width;
     const Py_ssize_t wanted = (Py_ssize_t)strata.thresholds + 1;
@@ -940,7 +967,7 @@ static PyObject *py_apply(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "w*iy*y*p:apply", &block, &width, &places, &differences, &undo))
         return NULL;
     const size_t changes = (size_t)places.len / 4;
-    if ((log_width = log_of(width, block.len)) >= 0 && changes << log_width == (size_t)differences.len) {
+    if ((log_width = log_width_of(width, block.len)) >= 0 && changes << log_width == (size_t)differences.len) {
         const size_t n = (size_t)block.len >> log_width;
         Py_BEGIN_ALLOW_THREADS
         for (size_t j = 0; j < changes; j++) {

@@ -38,6 +38,8 @@ __all__ = [
 MAX_THRESHOLDS = 15
 MAX_K = 26
 _ESCAPE = 255
+_LEAST_TARGET, _MOST_TARGET = SCALE * 3 // 2, SCALE * 3
+"""Logarithms of the mean quotient between which it may lie, where gaps allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +188,10 @@ def split_changes(
     else:
         ranks = [places]
 
-    ks, quotients, lows = bytearray(), [], []
-    for group in ranks:
-        if group.size:
-            gaps = group.copy()
-            gaps[1:] -= group[:-1] + 1
-            k = _choose_k(gaps)
-            ks.append(k)
-            quotients.append(gaps >> k)
-            lows.append(_pack_low_bits(gaps, k))
-    quotient = np.concatenate(quotients)
+    gaps = [np.diff(group, prepend=-1) - 1 for group in ranks if group.size]
+    ks = _choose_ks(gaps)
+    quotient = np.concatenate([group >> k for group, k in zip(gaps, ks, strict=True)])
+    lows = [_pack_low_bits(group, k) for group, k in zip(gaps, ks, strict=True)]
 
     difference = new.view(elements.dtype)[places] - elements[places]
     signed = difference.view(f"<i{width}")
@@ -266,16 +262,34 @@ def _thresholds_valid(thresholds: Sequence[int], width: int) -> bool:
     return all(upper > lower for upper, lower in pairwise(bounds))
 
 
-def _choose_k(gaps: Ranks) -> int:
-    """Choose the number of low bits of a stratum's gaps.
+def _choose_ks(gaps: Sequence[Ranks]) -> list[int]:
+    """Choose the number of low bits for the gaps of each stratum.
 
     Rice's quotients are unary, and his k is the logarithm of the mean. These are entropy coded, so that they
-    may carry two more bits. Where changes come in bursts the mean says little: the median is tried, too.
+    may carry more bits, and together: they cost least where all strata's are alike, thus like those of the
+    densest one, which has no low bits to give away.
+    """
+    sums = [int(group.sum()) for group in gaps]
+    total = sum(group.size for group in gaps)
+    means = [_log_of(2 * gap + group.size, 2 * group.size) for gap, group in zip(sums, gaps, strict=True)]
+    densest = min(mean for mean, group in zip(means, gaps, strict=True) if 16 * group.size >= total)
+    target = min(max(densest, _LEAST_TARGET), _MOST_TARGET)
+    return [_choose_k(group, mean, target) for group, mean in zip(gaps, means, strict=True)]
+
+
+def _choose_k(gaps: Ranks, mean: int, target: int) -> int:
+    """Choose k such that gaps of this mean get quotients of the target (both logarithms).
+
+    Where changes come in bursts the mean says little: the median is tried, too.
     """
     sample = np.sort(gaps[:: max(1, gaps.size // 16)])
-    mean, median = int(gaps.sum()) // gaps.size, int(sample[sample.size // 2])
-    ks = [max(0, typical.bit_length() - 3) for typical in (mean, median * 3 // 2)]
+    median = _log_of(3 * int(sample[sample.size // 2]) + 1, 2)
+    ks = [max(0, (typical - target + SCALE // 2) // SCALE) for typical in (mean, median)]
     return ks[0] if abs(ks[0] - ks[1]) < 2 else min(ks, key=lambda k: _estimate(gaps, k))
+
+
+def _log_of(numerator: int, denominator: int) -> int:
+    return scaled_log2(numerator) - scaled_log2(denominator)
 
 
 def _estimate(gaps: Ranks, k: int) -> int:

@@ -20,8 +20,11 @@ from deltaformat.encodings import (
     decode_piece,
     encode_block,
     encode_sparse,
+    native,
 )
 from deltaformat.errors import ErrorCode, MalformedError, UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 SPEC = Path(__file__).parent.parent / "SPEC.md"
 BF16 = get_dtype("BF16")
@@ -74,16 +77,17 @@ def test_raw() -> None:
 def test_a_step_is_sparse() -> None:
     after, before = step()
     changed = changed_positions(after, before, 2).size
-    encoding, plain = encode_block(after, before, BF16)
+    encoding, plain = encode_block(after, before, BF16, strata=False)
     assert encoding is Encoding.SPARSE
     assert len(plain) < 1.5 * changed
-    assert encode_block(after, before, BF16, positions=changed_positions(after, before, 2)) == (
-        encoding,
-        plain,
-    )
+    positions = changed_positions(after, before, 2)
+    assert encode_block(after, before, BF16, positions=positions, strata=False) == (encoding, plain)
     encoding, strata = encode_block(after, before, BF16, strata=True)
     assert encoding is Encoding.SPARSE
     assert len(strata) < 0.85 * len(plain)
+    # By default strata where they cost little time.
+    by_default = encode_block(after, before, BF16)[1]
+    assert by_default == (plain if native.kernels is None else strata)
     for payload in (plain, strata):
         assert np.array_equal(decode(3, payload, before, after.size), after)
 

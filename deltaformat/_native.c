@@ -280,7 +280,7 @@ INLINE void look_at(const Strata *strata, const u8 *base, size_t first, size_t c
     chunk->after[strata->thresholds] += outer;
 }
 
-/* The members of a stratum among 64 elements; what is beyond the block's end counts to the outermost. */
+/* The members of a stratum among 64 elements; what is beyond the block's end counts as the outermost's. */
 INLINE u64 members(const Strata *strata, const Chunk *chunk, u32 stratum, u32 word, Below below) {
     const u8 *keys = chunk->keys + 64 * word;
     const u64 outer = stratum ? below(keys, strata->limits[stratum - 1]) : ~(u64)0;
@@ -327,7 +327,9 @@ INLINE int select_body(const Strata *strata, const u8 *base, size_t n, const siz
             u32 before = chunk.before[i];
             for (u32 w = 0; w < WORDS && j < starts[i + 1] && ranks[j] < chunk.after[i]; w++) {
                 const u64 word = members(strata, &chunk, i, w, below);
-                const u32 after = before + popcount(word);
+                u32 after = before + popcount(word);
+                if (after > chunk.after[i]) /* what is beyond the block's end */
+                    after = chunk.after[i];
                 for (; j < starts[i + 1] && ranks[j] < after; j++)
                     ranks[j] = (u32)first + 64 * w + select(word, ranks[j] - before);
                 before = after;

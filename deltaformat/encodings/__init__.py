@@ -55,6 +55,9 @@ class Encoding(IntEnum):
 _SURELY_SPARSE = 8
 """Where one element in so many differs, or fewer, nothing else comes near `sparse`."""
 
+_FEW_CHANGES = 1024
+"""Of so few, the estimate that thresholds pay may be wrong: they are coded without, too."""
+
 
 def encode_block(
     new: Bytes,
@@ -86,6 +89,8 @@ def encode_block(
             thresholds = choose_thresholds(base, positions, width, dtype.kind) if strata else ()
             payload = encode_sparse(new, base, width, positions, thresholds)
             candidates.append((Encoding.SPARSE, payload))
+            if thresholds and positions.size < _FEW_CHANGES:
+                candidates.append((Encoding.SPARSE, encode_sparse(new, base, width, positions)))
         if dense or not positions.size:
             candidates.append((Encoding.PLANES_DELTA, encode_planes_delta(new, base, width)))
     if dense:

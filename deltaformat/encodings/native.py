@@ -18,7 +18,7 @@ from deltaformat.encodings.streams import malformed
 
 __all__ = ["Kernels", "decode", "diff", "encode", "engine", "kernels", "load", "why_not"]
 
-_ROOM = 16
+_ROOM = 32
 """Room for one change in so many elements at first; where more are counted, they get as much as they need."""
 
 _BROKEN = (

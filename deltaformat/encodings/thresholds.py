@@ -25,7 +25,7 @@ _MOST_IN_NUMPY = 3
 _LEAST_CHANGES = 32
 """Fewer changes than this are not worth a look."""
 
-_LEAST_GAIN = 64
+_LEAST_GAIN = 256
 """A threshold must save one bit in so many changes, besides what it costs itself: it takes time to read."""
 
 _SAMPLE = 1 << 13

@@ -19,14 +19,15 @@ class Policy:
         max_chain: Pieces in a chain before its prefix is replaced, 2 to 64 (DF-WR-02).
         keyframe: How content that has no counterpart in the parent is stored: `raw` (packs are ordinary
             checkpoint files, least work to read and write) or `planes` (0.67 of that for bf16).
-        strata: Code positions per magnitude class (SPEC 9.3): smaller, slower.
+        strata: Code positions per magnitude class (SPEC 9.3): smaller, and without the native kernels slower;
+            None does so where the kernels serve (`deltaformat doctor` says).
         pack_bytes: Size at which a pack is closed, in bytes.
         threads: Blocks encoded at a time.
     """
 
     max_chain: int = 16
     keyframe: Literal["raw", "planes"] = "raw"
-    strata: bool = False
+    strata: bool | None = None
     pack_bytes: int = 64 << 20
     threads: int = 2
 

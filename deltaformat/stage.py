@@ -22,6 +22,7 @@ from deltaformat.columns import prefix_sums
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
+from deltaformat.encodings.strata import Positions
 from deltaformat.encodings.streams import fitting_width
 from deltaformat.errors import ErrorCode, InconsistentError
 from deltaformat.pieces import ENCODING, LENGTH, NO_PIECES, OFFSET, PACK, SLOT, Pieces, StagedRow, pieces_of
@@ -282,7 +283,7 @@ class Stage:
             look.prefix = [squash] if pays else [alone]
 
     def _encode(
-        self, tensor: _Tensor, new: Bytes, base: Bytes, positions: npt.NDArray[np.intp] | None
+        self, tensor: _Tensor, new: Bytes, base: Bytes, positions: Positions | None
     ) -> tuple[Encoding, Buffer]:
         return encode_block(new, base, tensor.dtype, positions=positions, strata=self._policy.strata)
 

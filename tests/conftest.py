@@ -1,7 +1,9 @@
-"""Hypothesis profiles: `ci`, small and the same in every run, and `nightly`, which explores."""
+"""Hypothesis profiles, `ci`: small and always the same, `nightly`: explores; and the engines of the codec."""
 
 import os
 
+import pytest
+from engines import LEVELS, served_by
 from hypothesis import HealthCheck, settings
 
 # Machines that run tests are often shared: an example's time says nothing about the code.
@@ -22,3 +24,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module", params=["numpy", *LEVELS[:1]])
+def engine(request):
+    """Run a module's tests once with NumPy and once with the kernels, where there are any."""
+    with served_by(request.param):
+        yield request.param

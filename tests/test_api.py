@@ -24,6 +24,8 @@ LAYERS = {
     "values": ["arrow_guard", "blocks", "columns", "digests", "dtypes", "external", "ijson", "keys", "paths"],
     "codec": [
         "encodings",
+        "encodings.estimates",
+        "encodings.native",
         "encodings.planes",
         "encodings.sparse",
         "encodings.strata",

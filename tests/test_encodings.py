@@ -20,8 +20,11 @@ from deltaformat.encodings import (
     decode_piece,
     encode_block,
     encode_sparse,
+    native,
 )
 from deltaformat.errors import ErrorCode, MalformedError, UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 SPEC = Path(__file__).parent.parent / "SPEC.md"
 BF16 = get_dtype("BF16")
@@ -33,9 +36,9 @@ def decode(encoding: int, payload: bytes, base: Bytes | None, size: int) -> Byte
     return out
 
 
-def step(n: int = 1 << 17, scale: float = 1.6e-7) -> tuple[Bytes, Bytes]:
+def step(n: int = 1 << 17, scale: float = 1.6e-7, seed: int = 0) -> tuple[Bytes, Bytes]:
     """Return bf16 weights after and before an update of fp32 masters."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     master = rng.normal(0, 0.02, n).astype(np.float32)
     update = (scale * rng.normal(0, 1, n)).astype(np.float32)
     before, after = (
@@ -74,18 +77,27 @@ def test_raw() -> None:
 def test_a_step_is_sparse() -> None:
     after, before = step()
     changed = changed_positions(after, before, 2).size
-    encoding, plain = encode_block(after, before, BF16)
+    encoding, plain = encode_block(after, before, BF16, strata=False)
     assert encoding is Encoding.SPARSE
     assert len(plain) < 1.5 * changed
-    assert encode_block(after, before, BF16, positions=changed_positions(after, before, 2)) == (
-        encoding,
-        plain,
-    )
+    positions = changed_positions(after, before, 2)
+    assert encode_block(after, before, BF16, positions=positions, strata=False) == (encoding, plain)
     encoding, strata = encode_block(after, before, BF16, strata=True)
     assert encoding is Encoding.SPARSE
     assert len(strata) < 0.85 * len(plain)
+    # By default strata where they cost little time.
+    by_default = encode_block(after, before, BF16)[1]
+    assert by_default == (plain if native.kernels is None else strata)
     for payload in (plain, strata):
         assert np.array_equal(decode(3, payload, before, after.size), after)
+
+
+def test_strata_never_cost_anything() -> None:
+    for seed in range(40):
+        after, before = step(1 << 12, 1e-6, seed)
+        plain, strata = (encode_block(after, before, BF16, strata=strata)[1] for strata in (False, True))
+        assert len(strata) <= len(plain)
+        assert np.array_equal(decode(3, strata, before, after.size), after)
 
 
 def test_a_block_alone_is_planes() -> None:

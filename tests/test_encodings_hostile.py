@@ -14,6 +14,8 @@ from deltaformat.encodings import decode_piece, encode_planes, encode_planes_del
 from deltaformat.encodings.streams import write_varint
 from deltaformat.errors import DeltaFormatError, MalformedError
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 
 def agree(encoding: int, payload: bytes, base: bytes, *, one_fault: bool = True) -> bool:
     """Decode twice; tell whether both accepted, and fail where they differ.

@@ -14,6 +14,8 @@ from deltaformat.blocks import Bytes
 from deltaformat.encodings import changed_positions, decode_piece, encode_sparse, parse_sparse
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 WIDTHS = [1, 2, 4, 8]
 
 

@@ -24,7 +24,7 @@ find_python() {
 set_up_stamp() {
     "$python" - <<'PY'
 import hashlib, pathlib, sys
-parts = [sys.version, str(pathlib.Path.cwd()), *(pathlib.Path(p).read_text() for p in ("pyproject.toml", "tools/setup.sh"))]
+parts = [sys.version, str(pathlib.Path.cwd()), *(pathlib.Path(p).read_text() for p in ("pyproject.toml", "setup.py", "deltaformat/_native.c", "tools/setup.sh"))]
 print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 PY
 }

@@ -11,6 +11,7 @@ import numpy as np
 
 from deltaformat.blocks import Buffer, Bytes
 from deltaformat.dtypes import Dtype
+from deltaformat.encodings import native
 from deltaformat.encodings.planes import (
     decode_planes,
     decode_planes_delta,
@@ -54,6 +55,9 @@ class Encoding(IntEnum):
 _SURELY_SPARSE = 8
 """Where one element in so many differs, or fewer, nothing else comes near `sparse`."""
 
+_FEW_CHANGES = 1024
+"""Of so few, the estimate that thresholds pay may be wrong: they are coded without, too."""
+
 
 def encode_block(
     new: Bytes,
@@ -61,7 +65,7 @@ def encode_block(
     dtype: Dtype,
     *,
     positions: Positions | None = None,
-    strata: bool = False,
+    strata: bool | None = None,
 ) -> tuple[Encoding, bytes]:
     """Encode a block in the smallest way, by measured size; never larger than the block itself.
 
@@ -70,7 +74,8 @@ def encode_block(
         base: What readers will have, of the same length; None where the payload must stand alone.
         dtype: The tensor's dtype.
         positions: What `changed_positions` returned for these and the dtype's width, where that is known.
-        strata: Whether to code positions by magnitude class: smaller, and slower in NumPy.
+        strata: Whether to code positions by magnitude class: smaller, and slower in NumPy. None does so where
+            the kernels serve.
     """
     width = fitting_width(new.size, dtype.width)
     candidates: list[tuple[Encoding, bytes]] = []
@@ -80,9 +85,12 @@ def encode_block(
             positions = changed_positions(new, base, width)
         dense = positions.size * _SURELY_SPARSE > new.size // width
         if positions.size:
+            strata = native.kernels is not None if strata is None else strata
             thresholds = choose_thresholds(base, positions, width, dtype.kind) if strata else ()
             payload = encode_sparse(new, base, width, positions, thresholds)
             candidates.append((Encoding.SPARSE, payload))
+            if thresholds and positions.size < _FEW_CHANGES:
+                candidates.append((Encoding.SPARSE, encode_sparse(new, base, width, positions)))
         if dense or not positions.size:
             candidates.append((Encoding.PLANES_DELTA, encode_planes_delta(new, base, width)))
     if dense:

@@ -9,8 +9,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from deltaformat.blocks import Buffer, Bytes
+from deltaformat.encodings import native
+from deltaformat.encodings.estimates import SCALE, scaled_log2
 from deltaformat.encodings.planes import join_planes, split_planes
-from deltaformat.encodings.strata import Elements, Positions, Strata, magnitude_mask
+from deltaformat.encodings.strata import Elements, Positions, Ranks, Strata, magnitude_mask
 from deltaformat.encodings.streams import (
     WIDTHS,
     Cursor,
@@ -22,11 +24,22 @@ from deltaformat.encodings.streams import (
 )
 from deltaformat.errors import ErrorCode, MalformedError
 
-__all__ = ["MAX_K", "MAX_THRESHOLDS", "Changes", "changed_positions", "encode_sparse", "parse_sparse"]
+__all__ = [
+    "MAX_K",
+    "MAX_THRESHOLDS",
+    "Changes",
+    "changed_positions",
+    "encode_sparse",
+    "join_changes",
+    "parse_sparse",
+    "split_changes",
+]
 
 MAX_THRESHOLDS = 15
 MAX_K = 26
 _ESCAPE = 255
+_LEAST_TARGET, _MOST_TARGET = SCALE * 3 // 2, SCALE * 3
+"""Logarithms of the mean quotient between which it may lie, where gaps allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +58,19 @@ class Changes:
 
     def apply(self, block: Bytes) -> None:
         """Turn the base into the new block, in place."""
+        if native.kernels is not None:
+            return self._apply(native.kernels, block, undo=False)
         block.view(self.differences.dtype)[self.positions] += self.differences
 
     def undo(self, block: Bytes) -> None:
         """Turn the new block back into the base, in place."""
+        if native.kernels is not None:
+            return self._apply(native.kernels, block, undo=True)
         block.view(self.differences.dtype)[self.positions] -= self.differences
+
+    def _apply(self, kernels: native.Kernels, block: Bytes, *, undo: bool) -> None:
+        places = np.ascontiguousarray(self.positions, np.uint32)
+        kernels.apply(block, self.width, places, self.differences, undo)
 
 
 def changed_positions(new: Bytes, base: Bytes, width: int) -> Positions:
@@ -60,7 +81,10 @@ def changed_positions(new: Bytes, base: Bytes, width: int) -> Positions:
         base: Another of the same length.
         width: Element width in bytes; 1 is used where it does not divide the length.
     """
-    elements = new.view(f"<u{fitting_width(new.size, width)}")
+    width = fitting_width(new.size, width)
+    if native.kernels is not None:
+        return native.diff(native.kernels, new, base, width)
+    elements = new.view(f"<u{width}")
     return np.flatnonzero(elements != base.view(elements.dtype))
 
 
@@ -90,40 +114,17 @@ def encode_sparse(
         raise MalformedError(ErrorCode.INPUT_INVALID, "a sparse payload needs at least one difference")
     if len(thresholds) > MAX_THRESHOLDS or not _thresholds_valid(thresholds, width):
         raise MalformedError(ErrorCode.INPUT_INVALID, f"thresholds {list(thresholds)} are not usable")
-    elements = base.view(f"<u{width}")
-    if thresholds:
-        strata = Strata(elements, thresholds)
-        groups = strata.split(positions)
-        ranks = [strata.rank(index, group) if group.size else group for index, group in enumerate(groups)]
-        positions = np.concatenate(groups)
+    if native.kernels is not None:
+        counts, ks, streams = native.encode(native.kernels, new, base, width, positions, thresholds)
     else:
-        ranks = [positions]
-
-    ks, quotients, lows = bytearray(), [], []
-    for group in ranks:
-        if group.size:
-            gaps = group.copy()
-            gaps[1:] -= group[:-1] + 1
-            k = _choose_k(gaps)
-            ks.append(k)
-            quotients.append(gaps >> k)
-            lows.append(_pack_low_bits(gaps, k))
-    quotient = np.concatenate(quotients)
-
-    difference = new.view(elements.dtype)[positions] - elements[positions]
-    signed = difference.view(f"<i{width}")
-    magnitude = np.where(signed < 0, ~difference, difference - elements.dtype.type(1))  # |d| - 1
+        counts, ks, streams = split_changes(new, base, width, positions, thresholds)
     return b"".join(
         [
             bytes((WIDTHS.index(width) | len(thresholds) << 2,)),
-            np.array(thresholds, elements.dtype).tobytes(),
-            *[write_varint(group.size) for group in ranks],
+            *[threshold.to_bytes(width, "little") for threshold in thresholds],
+            *[write_varint(count) for count in counts],
             ks,
-            write_stream(np.minimum(quotient, _ESCAPE).astype(np.uint8).tobytes()),
-            write_stream(quotient[quotient >= _ESCAPE].astype("<u4").tobytes()),
-            write_stream(b"".join(lows)),
-            write_stream(np.packbits(signed < 0, bitorder="little").tobytes()),
-            *[write_stream(plane) for plane in split_planes(magnitude)],
+            *[write_stream(stream) for stream in streams],
         ]
     )
 
@@ -156,32 +157,103 @@ def parse_sparse(payload: Buffer, base: Bytes) -> Changes:
         raise malformed(f"k is {max(ks)}; at most {MAX_K} is allowed")  # DF-ENC-12
 
     quotients = cursor.stream(total)
-    escaped = quotients == _ESCAPE
-    escapes = cursor.stream(4 * int(np.count_nonzero(escaped)))
-    low_sizes = [(count * k + 7) // 8 for count, k in zip(counts, ks, strict=True)]
-    lows = cursor.stream(sum(low_sizes))
+    escapes = cursor.stream(4 * int(np.count_nonzero(quotients == _ESCAPE)))
+    lows = cursor.stream(sum((count * k + 7) // 8 for count, k in zip(counts, ks, strict=True)))
     signs = cursor.stream((total + 7) // 8)
-    planes = [cursor.stream(total) for _ in range(width)]
+    streams = [quotients, escapes, lows, signs, *[cursor.stream(total) for _ in range(width)]]
     cursor.finish()
+    if native.kernels is not None:
+        changes = native.decode(native.kernels, base, width, thresholds, counts, ks, streams)
+    else:
+        changes = join_changes(base, width, thresholds, counts, ks, streams)
+    return Changes(width, *changes)
 
+
+def split_changes(
+    new: Bytes, base: Bytes, width: int, positions: Positions, thresholds: Sequence[int]
+) -> tuple[list[int], bytes, list[bytes]]:
+    """Make the parts of a payload in arrays: this is the reference of the kernels.
+
+    Returns:
+        Changes in each stratum; the k of each that has some; and the streams in their order: quotients,
+        escapes, low bits, signs, and planes of magnitudes.
+    """
+    elements = base.view(f"<u{width}")
+    places = positions.astype(np.int64, copy=False)
+    if thresholds:
+        strata = Strata(elements, thresholds)
+        groups = strata.split(places)
+        ranks = [strata.rank(index, group) if group.size else group for index, group in enumerate(groups)]
+        places = np.concatenate(groups)
+    else:
+        ranks = [places]
+
+    gaps = [np.diff(group, prepend=-1) - 1 for group in ranks if group.size]
+    ks = _choose_ks(gaps)
+    quotient = np.concatenate([group >> k for group, k in zip(gaps, ks, strict=True)])
+    lows = [_pack_low_bits(group, k) for group, k in zip(gaps, ks, strict=True)]
+
+    difference = new.view(elements.dtype)[places] - elements[places]
+    signed = difference.view(f"<i{width}")
+    magnitude = np.where(signed < 0, ~difference, difference - elements.dtype.type(1))  # |d| - 1
+    return (
+        [group.size for group in ranks],
+        bytes(ks),
+        [
+            np.minimum(quotient, _ESCAPE).astype(np.uint8).tobytes(),
+            quotient[quotient >= _ESCAPE].astype("<u4").tobytes(),
+            b"".join(lows),
+            np.packbits(signed < 0, bitorder="little").tobytes(),
+            *split_planes(magnitude),
+        ],
+    )
+
+
+def join_changes(
+    base: Bytes,
+    width: int,
+    thresholds: Sequence[int],
+    counts: Sequence[int],
+    ks: Sequence[int],
+    streams: Sequence[Bytes],
+) -> tuple[Positions, Elements]:
+    """Undo `split_changes` in arrays, with all checks: this is the reference of the kernels.
+
+    Args:
+        base: The base block.
+        width: Element width in bytes.
+        thresholds: Valid thresholds.
+        counts: Changes in each stratum, at most as many as elements in all.
+        ks: One for each stratum, also for those without changes.
+        streams: Quotients, escapes, low bits, signs and planes, of the lengths that follow from the counts.
+
+    Returns:
+        Positions, and the differences there, stratum by stratum.
+
+    Raises:
+        MalformedError: A rule of SPEC 9.3 is broken.
+    """
+    quotients, escapes, lows, signs, *planes = streams
+    elements = base.view(f"<u{width}")
     gaps = quotients.astype(np.int64)
     if escapes.size:
-        gaps[escaped] = escapes.view("<u4")
+        gaps[quotients == _ESCAPE] = escapes.view("<u4")
         if int(escapes.view("<u4").min()) < _ESCAPE:
             raise malformed("an escape holds a quotient that fits a byte")  # DF-ENC-13
     strata = Strata(elements, thresholds) if thresholds else None
     populations = strata.populations if strata else [elements.size]
     groups = np.split(gaps, list(accumulate(counts[:-1])))
     first_low = 0
-    for group, k, low_size, population in zip(groups, ks, low_sizes, populations, strict=True):
+    for group, k, population in zip(groups, ks, populations, strict=True):
         if group.size:
             if k:
+                low_size = (group.size * k + 7) // 8
                 group <<= k
                 group |= _unpack_low_bits(lows[first_low : first_low + low_size], group.size, k)
                 first_low += low_size
             _sum_gaps(group, population)
     positions = strata.select(groups) if strata else gaps
-    return Changes(width, positions, _differences(planes, signs, total))
+    return positions, _differences(planes, signs, gaps.size)
 
 
 def _thresholds_valid(thresholds: Sequence[int], width: int) -> bool:
@@ -190,27 +262,44 @@ def _thresholds_valid(thresholds: Sequence[int], width: int) -> bool:
     return all(upper > lower for upper, lower in pairwise(bounds))
 
 
-def _choose_k(gaps: Positions) -> int:
-    """Choose the number of low bits of a stratum's gaps.
+def _choose_ks(gaps: Sequence[Ranks]) -> list[int]:
+    """Choose the number of low bits for the gaps of each stratum.
 
     Rice's quotients are unary, and his k is the logarithm of the mean. These are entropy coded, so that they
-    may carry two more bits. Where changes come in bursts the mean says little: the median is tried, too.
+    may carry more bits, and together: they cost least where all strata's are alike, thus like those of the
+    densest one, which has no low bits to give away.
     """
-    sample = np.sort(gaps[:: max(1, gaps.size // 64)])
-    mean, median = int(gaps.sum()) // gaps.size, int(sample[sample.size // 2])
-    ks = [max(0, typical.bit_length() - 3) for typical in (mean, median * 3 // 2)]
-    return ks[0] if abs(ks[0] - ks[1]) < 2 else min(ks, key=lambda k: _estimate_bits(gaps, k))
+    sums = [int(group.sum()) for group in gaps]
+    total = sum(group.size for group in gaps)
+    means = [_log_of(2 * gap + group.size, 2 * group.size) for gap, group in zip(sums, gaps, strict=True)]
+    densest = min(mean for mean, group in zip(means, gaps, strict=True) if 16 * group.size >= total)
+    target = min(max(densest, _LEAST_TARGET), _MOST_TARGET)
+    return [_choose_k(group, mean, target) for group, mean in zip(gaps, means, strict=True)]
 
 
-def _estimate_bits(gaps: Positions, k: int) -> float:
+def _choose_k(gaps: Ranks, mean: int, target: int) -> int:
+    """Choose k such that gaps of this mean get quotients of the target (both logarithms).
+
+    Where changes come in bursts the mean says little: the median is tried, too.
+    """
+    sample = np.sort(gaps[:: max(1, gaps.size // 16)])
+    median = _log_of(3 * int(sample[sample.size // 2]) + 1, 2)
+    ks = [max(0, (typical - target + SCALE // 2) // SCALE) for typical in (mean, median)]
+    return ks[0] if abs(ks[0] - ks[1]) < 2 else min(ks, key=lambda k: _estimate(gaps, k))
+
+
+def _log_of(numerator: int, denominator: int) -> int:
+    return scaled_log2(numerator) - scaled_log2(denominator)
+
+
+def _estimate(gaps: Ranks, k: int) -> int:
     """Estimate what gaps cost: k bits each, the entropy of the quotients, and the escapes."""
-    counts = np.bincount(np.minimum(gaps >> k, _ESCAPE), minlength=_ESCAPE + 1)
-    used = counts[counts > 0]
-    entropy = float(used @ np.log2(gaps.size / used))
-    return gaps.size * k + entropy + 32 * float(counts[_ESCAPE])
+    counts: list[int] = np.bincount(np.minimum(gaps >> k, _ESCAPE), minlength=_ESCAPE + 1).tolist()
+    entropy = sum(count * (scaled_log2(gaps.size) - scaled_log2(count)) for count in counts if count)
+    return SCALE * (gaps.size * k + 32 * counts[_ESCAPE]) + entropy
 
 
-def _pack_low_bits(gaps: Positions, k: int) -> bytes:
+def _pack_low_bits(gaps: Ranks, k: int) -> bytes:
     """Pack the k low bits of every gap, the least significant bit first."""
     if k == 0:
         return b""
@@ -226,7 +315,7 @@ def _pack_low_bits(gaps: Positions, k: int) -> bytes:
     return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :k].tobytes()[:size]
 
 
-def _unpack_low_bits(packed: Bytes, count: int, k: int) -> Positions:
+def _unpack_low_bits(packed: Bytes, count: int, k: int) -> Ranks:
     """Undo `_pack_low_bits`, refusing padding that is not zero (DF-ENC-14)."""
     padding = -count * k % 8
     if padding and int(packed[-1]) >> (8 - padding):
@@ -245,7 +334,7 @@ def _unpack_low_bits(packed: Bytes, count: int, k: int) -> Positions:
     return gaps.reshape(-1)[:count]
 
 
-def _sum_gaps(gaps: Positions, population: int) -> None:
+def _sum_gaps(gaps: Ranks, population: int) -> None:
     """Turn gaps into ranks, in place, refusing one that its stratum does not have (DF-ENC-15)."""
     # Each gap is checked first: then no sum can overflow.
     if int(gaps.max()) < population:

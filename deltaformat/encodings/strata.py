@@ -13,10 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Elements", "Positions", "Strata", "magnitude_mask"]
+__all__ = ["Elements", "Positions", "Ranks", "Strata", "magnitude_mask"]
 
 Elements: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-Positions: TypeAlias = npt.NDArray[np.int64]
+Positions: TypeAlias = npt.NDArray[np.integer[Any]]
+"""Positions of elements in a block: as int64 from NumPy, as uint32 from the kernels."""
+Ranks: TypeAlias = npt.NDArray[np.int64]
+"""Ranks or positions, in the arithmetic of arrays."""
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 _ONES = np.uint64(0x0101010101010101)
@@ -65,14 +68,14 @@ class Strata:
             inside = inner
         self._words.append(inside)
         # Entry j counts the stratum's positions in the words before j, and the last one all of them.
-        self._ranks: list[Positions] = []
+        self._ranks: list[Ranks] = []
         for words in self._words:
             ranks = np.zeros(words.size + 1, np.int64)
             np.cumsum(np.bitwise_count(words), out=ranks[1:])
             self._ranks.append(ranks)
         self.populations = [int(ranks[-1]) for ranks in self._ranks]
 
-    def split(self, positions: Positions) -> list[Positions]:
+    def split(self, positions: Ranks) -> list[Ranks]:
         """Divide rising positions among the strata, outermost first."""
         magnitudes = self._magnitudes[positions]
         stratum = np.zeros(positions.size, np.uint8)
@@ -80,14 +83,14 @@ class Strata:
             stratum += magnitudes < threshold
         return [positions[stratum == index] for index in range(len(self._words))]
 
-    def rank(self, index: int, positions: Positions) -> Positions:
+    def rank(self, index: int, positions: Ranks) -> Ranks:
         """Return the ranks of positions that lie in stratum `index`."""
         word = positions >> 6
         below = (np.uint64(1) << (positions & 63).view(np.uint64)) - np.uint64(1)
-        ranks: Positions = self._ranks[index][word] + np.bitwise_count(self._words[index][word] & below)
+        ranks: Ranks = self._ranks[index][word] + np.bitwise_count(self._words[index][word] & below)
         return ranks
 
-    def select(self, ranks: Sequence[Positions]) -> Positions:
+    def select(self, ranks: Sequence[Ranks]) -> Ranks:
         """Return the positions of ranks, given for each stratum and below its population."""
         places, words, rests = [], [], []
         for group, counts, bitmap in zip(ranks, self._ranks, self._words, strict=True):
@@ -96,7 +99,7 @@ class Strata:
             words.append(bitmap[place])
             rests.append(group - counts[place])
         bits = _select_in_word(np.concatenate(words), np.concatenate(rests).view(np.uint64))
-        positions: Positions = (np.concatenate(places) << 6) + bits
+        positions: Ranks = (np.concatenate(places) << 6) + bits
         return positions
 
 
@@ -113,7 +116,7 @@ def _bitmap(members: npt.NDArray[np.bool_]) -> Words:
     return words
 
 
-def _select_in_word(words: Words, ranks: Words) -> Positions:
+def _select_in_word(words: Words, ranks: Words) -> Ranks:
     """Return, for each word, the position of its set bit number `rank`, which it has."""
     # Byte j of `sums` has the set bits of bytes 0 to j. Where that is at most the rank, the bit lies above.
     octets = words.view(np.uint8)
@@ -121,5 +124,5 @@ def _select_in_word(words: Words, ranks: Words) -> Positions:
     passed = np.bitwise_count(((ranks * _ONES | _HIGHS) - sums) & _HIGHS).astype(np.int64)
     before = (sums << np.uint64(8)) >> (passed << 3).view(np.uint64) & np.uint64(0xFF)
     octet = octets[np.arange(0, octets.size, 8) + passed].astype(np.int64)
-    bits: Positions = (passed << 3) + _SELECT[(octet << 3) + (ranks - before).view(np.int64)]
+    bits: Ranks = (passed << 3) + _SELECT[(octet << 3) + (ranks - before).view(np.int64)]
     return bits

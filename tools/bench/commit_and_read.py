@@ -133,7 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="steps to measure (default: 5)")
     parser.add_argument("--keyframe", choices=("planes", "raw"), default=df.Policy().keyframe)
     parser.add_argument("--threads", type=int, default=df.Policy().threads)
-    parser.add_argument("--strata", action="store_true", help="code positions by magnitude class")
+    strata = argparse.BooleanOptionalAction
+    parser.add_argument("--strata", action=strata, help="code positions by magnitude class (or the default)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     policy = df.Policy(keyframe=options.keyframe, strata=options.strata, threads=options.threads)

@@ -1,0 +1,1063 @@
+/* Kernels of the sparse codec (SPEC 9.3): the loops of deltaformat/encodings/, whose array code is their reference.
+
+   Bit-identical to it, and optional: without this module NumPy serves. Everything walks a block once, in chunks that
+   stay in the first cache, on two primitives that turn 64 bytes into 64 bits: which of them differ, and which are
+   below a threshold. Only these exist per instruction set; the fastest that the CPU has is chosen when the module is
+   loaded (DELTAFORMAT_NATIVE names another, or 0 for none). The GIL is released around every loop. Buffers may have
+   any alignment; what is read from one is never trusted to be the same when it is read again. */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "these kernels are for little-endian machines; on others NumPy serves"
+#endif
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#define popcount(x) ((u32)__builtin_popcountll(x))
+#define lowest(x) ((u32)__builtin_ctzll(x))
+#else
+#define INLINE static inline
+INLINE u32 popcount(u64 x) {
+    x -= x >> 1 & 0x5555555555555555u;
+    x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+    return (u32)(((x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu) * 0x0101010101010101u >> 56);
+}
+INLINE u32 lowest(u64 x) { return popcount(~x & (x - 1)); }
+#endif
+
+#define MAX_THRESHOLDS 15
+#define MAX_STRATA (MAX_THRESHOLDS + 1)
+#define MAX_K 26
+#define ESCAPE 255
+#define CHUNK 256 /* elements */
+#define WORDS (CHUNK / 64)
+
+INLINE u64 load(const u8 *from, size_t size) {
+    u64 value = 0;
+    memcpy(&value, from, size);
+    return value;
+}
+
+INLINE u64 load_element(const u8 *from, u32 log_width) { /* sizes that the compiler knows make it one instruction */
+    switch (log_width) {
+    case 0: return *from;
+    case 1: return load(from, 2);
+    case 2: return load(from, 4);
+    default: return load(from, 8);
+    }
+}
+
+INLINE void store_element(u8 *to, u32 log_width, u64 value) {
+    switch (log_width) {
+    case 0: *to = (u8)value; break;
+    case 1: memcpy(to, &value, 2); break;
+    case 2: memcpy(to, &value, 4); break;
+    default: memcpy(to, &value, 8); break;
+    }
+}
+
+INLINE u32 bit_length(u64 x) {
+    u32 length = 0;
+    for (; x; x >>= 1)
+        length++;
+    return length;
+}
+
+/* -- The primitives ----------------------------------------------------------------------------------------------- */
+
+typedef u64 (*Differ)(const u8 *, const u8 *); /* bit i: byte i of the one is not byte i of the other */
+typedef u64 (*Below)(const u8 *, u8);          /* bit i: byte i is below the threshold */
+typedef u32 (*Select)(u64, u32);               /* place of the set bit number r, which the word has */
+
+#define HIGHS 0x8080808080808080u
+#define ONES 0x0101010101010101u
+
+INLINE u64 gather_highs(u64 highs) { return (highs >> 7) * 0x0102040810204080u >> 56; } /* the 8 high bits, as a byte */
+
+static inline u64 differ_portable(const u8 *a, const u8 *b) {
+    u64 bits = 0;
+    for (int i = 0; i < 8; i++) {
+        u64 x = load(a + 8 * i, 8) ^ load(b + 8 * i, 8);
+        if (x)
+            bits |= gather_highs((((x & ~HIGHS) + ~HIGHS) | x) & HIGHS) << 8 * i;
+    }
+    return bits;
+}
+
+static inline u64 below_portable(const u8 *keys, u8 threshold) {
+    u64 bits = 0, y = threshold * ONES;
+    for (int i = 0; i < 8; i++) {
+        u64 x = load(keys + 8 * i, 8);
+        u64 at_least = (x | HIGHS) - (y & ~HIGHS); /* of the low 7 bits */
+        bits |= gather_highs(((~x & y) | (~(x ^ y) & ~at_least)) & HIGHS) << 8 * i;
+    }
+    return bits;
+}
+
+static inline u32 select_portable(u64 word, u32 rank) {
+    u32 place = 0;
+    for (u32 half = 32; half; half >>= 1) {
+        u32 count = popcount(word & (((u64)1 << half) - 1));
+        u32 above = rank >= count ? half : 0;
+        rank -= above ? count : 0;
+        word >>= above;
+        place += above;
+    }
+    return place;
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx2,bmi,bmi2,popcnt")))
+
+AVX2 static inline u32 equal_32(__m256i a, __m256i b) { return (u32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, b)); }
+AVX2 static inline __m256i load_32(const u8 *from) { return _mm256_loadu_si256((const __m256i *)from); }
+AVX2 static inline u64 differ_avx2(const u8 *a, const u8 *b) {
+    return ~(equal_32(load_32(a), load_32(b)) | (u64)equal_32(load_32(a + 32), load_32(b + 32)) << 32);
+}
+AVX2 static inline u64 below_avx2(const u8 *keys, u8 threshold) {
+    __m256i y = _mm256_set1_epi8((char)threshold), low = load_32(keys), high = load_32(keys + 32);
+    return ~(equal_32(_mm256_max_epu8(low, y), low) | (u64)equal_32(_mm256_max_epu8(high, y), high) << 32);
+}
+AVX2 static inline u32 select_avx2(u64 word, u32 rank) {
+    return select_portable(word, rank); /* pdep is slow in some CPUs that have AVX2 */
+}
+
+AVX512 static inline u64 differ_avx512(const u8 *a, const u8 *b) {
+    return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+}
+AVX512 static inline u64 below_avx512(const u8 *keys, u8 threshold) {
+    return _mm512_cmplt_epu8_mask(_mm512_loadu_si512(keys), _mm512_set1_epi8((char)threshold));
+}
+AVX512 static inline u32 select_avx512(u64 word, u32 rank) { return lowest(_pdep_u64((u64)1 << rank, word)); }
+
+#elif defined(__aarch64__) && defined(__GNUC__)
+#include <arm_neon.h>
+#define NEON /* every arm64 has it */
+
+NEON static inline u64 gather_64(const uint8x16_t flags[4]) { /* all ones or zeros in each byte -> bits */
+    const uint8x16_t weights = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    uint8x16_t low = vpaddq_u8(vandq_u8(flags[0], weights), vandq_u8(flags[1], weights));
+    uint8x16_t high = vpaddq_u8(vandq_u8(flags[2], weights), vandq_u8(flags[3], weights));
+    low = vpaddq_u8(low, high);
+    return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(low, low)), 0);
+}
+NEON static inline u64 differ_neon(const u8 *a, const u8 *b) {
+    uint8x16_t flags[4];
+    for (int i = 0; i < 4; i++)
+        flags[i] = vmvnq_u8(vceqq_u8(vld1q_u8(a + 16 * i), vld1q_u8(b + 16 * i)));
+    return gather_64(flags);
+}
+NEON static inline u64 below_neon(const u8 *keys, u8 threshold) {
+    uint8x16_t flags[4];
+    for (int i = 0; i < 4; i++)
+        flags[i] = vcltq_u8(vld1q_u8(keys + 16 * i), vdupq_n_u8(threshold));
+    return gather_64(flags);
+}
+NEON static inline u32 select_neon(u64 word, u32 rank) { return select_portable(word, rank); }
+#endif
+
+/* -- Diff ----------------------------------------------------------------------------------------------------------- */
+
+INLINE u64 fold(u64 bytes, u32 log_width) { /* bits of bytes -> at each element's first byte, whether any is set */
+    static const u64 firsts[] = {~(u64)0, 0x5555555555555555u, 0x1111111111111111u, ONES};
+    for (u32 i = 0; i < log_width; i++)
+        bytes |= bytes >> (1 << i);
+    return bytes & firsts[log_width];
+}
+
+INLINE size_t put_places(u64 bits, size_t first, u32 log_width, u32 *places, size_t room, size_t count) {
+    for (bits = fold(bits, log_width); bits; bits &= bits - 1, count++)
+        if (count < room)
+            places[count] = (u32)((first + lowest(bits)) >> log_width);
+    return count;
+}
+
+INLINE size_t diff_body(const u8 *a, const u8 *b, size_t size, u32 log_width, u32 *places, size_t room, Differ differ) {
+    size_t count = 0, at = 0;
+    for (; at + 64 <= size; at += 64) {
+        u64 bits = differ(a + at, b + at);
+        if (bits)
+            count = put_places(bits, at, log_width, places, room, count);
+    }
+    if (at < size) {
+        u8 last[2][64] = {{0}};
+        memcpy(last[0], a + at, size - at);
+        memcpy(last[1], b + at, size - at);
+        count = put_places(differ(last[0], last[1]), at, log_width, places, room, count);
+    }
+    return count;
+}
+
+/* -- Strata --------------------------------------------------------------------------------------------------------- */
+
+/* Every element has a key, a byte that is below limits[i] where its magnitude is below threshold i: the magnitude's upper
+   bits where the thresholds allow it, as exponents of most floats do, else the number of thresholds not above it. */
+typedef struct {
+    u32 log_width, thresholds, by_bits;
+    u64 values[MAX_THRESHOLDS];
+    u8 limits[MAX_THRESHOLDS];
+} Strata;
+
+#define KEY_SHIFT(TYPE) (sizeof(TYPE) == 1 ? 0 : 8 * sizeof(TYPE) - 9)
+
+static void prepare(Strata *strata) {
+    const u32 shift = strata->log_width ? (8u << strata->log_width) - 9 : 0;
+    u64 rest = 0;
+    for (u32 i = 0; i < strata->thresholds; i++)
+        rest |= strata->values[i] & (((u64)1 << shift) - 1);
+    strata->by_bits = rest == 0;
+    for (u32 i = 0; i < strata->thresholds; i++)
+        strata->limits[i] = (u8)(strata->by_bits ? strata->values[i] >> shift : strata->thresholds - i);
+}
+
+#define DEFINE_KEYS(TYPE)                                                                                              \
+    INLINE TYPE magnitude_##TYPE(const u8 *from) {                                                                     \
+        TYPE x;                                                                                                        \
+        memcpy(&x, from, sizeof x);                                                                                    \
+        return (TYPE)(x & (TYPE)((TYPE)-1 >> 1));                                                                      \
+    }                                                                                                                  \
+    INLINE void keys_##TYPE(const Strata *strata, const u8 *from, size_t count, u8 *keys) {                            \
+        if (strata->by_bits) {                                                                                         \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                keys[i] = (u8)(magnitude_##TYPE(from + i * sizeof(TYPE)) >> KEY_SHIFT(TYPE));                          \
+            return;                                                                                                    \
+        }                                                                                                              \
+        memset(keys, 0, count);                                                                                        \
+        for (u32 t = 0; t < strata->thresholds; t++) {                                                                 \
+            const TYPE value = (TYPE)strata->values[t];                                                                \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                keys[i] = (u8)(keys[i] + (magnitude_##TYPE(from + i * sizeof(TYPE)) >= value));                        \
+        }                                                                                                              \
+    }
+DEFINE_KEYS(u8)
+DEFINE_KEYS(u16)
+DEFINE_KEYS(u32)
+DEFINE_KEYS(u64)
+
+/* A chunk of a block: the keys, and how many members each stratum has before it and up to its end. */
+typedef struct {
+    u32 before[MAX_STRATA], after[MAX_STRATA];
+    u8 keys[CHUNK];
+} Chunk;
+
+/* Go on to a chunk of `count` elements. */
+INLINE void look_at(const Strata *strata, const u8 *base, size_t first, size_t count, Chunk *chunk, Below below) {
+    const u8 *from = base + (first << strata->log_width);
+    u8 last[CHUNK * 8];
+    if (count < CHUNK) { /* the loops have a fixed length */
+        memset(last, 0, sizeof last);
+        from = memcpy(last, from, count << strata->log_width);
+    }
+    switch (strata->log_width) {
+    case 0: keys_u8(strata, from, CHUNK, chunk->keys); break;
+    case 1: keys_u16(strata, from, CHUNK, chunk->keys); break;
+    case 2: keys_u32(strata, from, CHUNK, chunk->keys); break;
+    default: keys_u64(strata, from, CHUNK, chunk->keys); break;
+    }
+    memset(chunk->keys + count, 255, CHUNK - count); /* no limit is above 255 */
+    memcpy(chunk->before, chunk->after, sizeof chunk->before);
+    u32 outer = (u32)count;
+    for (u32 i = 0; i < strata->thresholds; i++) {
+        u32 inner = 0;
+        for (u32 w = 0; w < WORDS; w++)
+            inner += popcount(below(chunk->keys + 64 * w, strata->limits[i]));
+        chunk->after[i] += outer - inner;
+        outer = inner;
+    }
+    chunk->after[strata->thresholds] += outer;
+}
+
+/* The members of a stratum among 64 elements; what is beyond the block's end counts as the outermost's. */
+INLINE u64 members(const Strata *strata, const Chunk *chunk, u32 stratum, u32 word, Below below) {
+    const u8 *keys = chunk->keys + 64 * word;
+    const u64 outer = stratum ? below(keys, strata->limits[stratum - 1]) : ~(u64)0;
+    return stratum < strata->thresholds ? outer & ~below(keys, strata->limits[stratum]) : outer;
+}
+
+/* Give the stratum and the rank of each place; places rise, and all are below n. */
+INLINE void rank_body(const Strata *strata, const u8 *base, size_t n, const u32 *places, size_t changes, u8 *stratum,
+                      u32 *ranks, Below below) {
+    Chunk chunk;
+    u8 stratum_of[256];
+    for (u32 key = 0; key < 256; key++) {
+        stratum_of[key] = 0;
+        for (u32 i = 0; i < strata->thresholds; i++)
+            stratum_of[key] = (u8)(stratum_of[key] + (key < strata->limits[i]));
+    }
+    memset(chunk.after, 0, sizeof chunk.after);
+    for (size_t first = 0, j = 0; j < changes && first < n; first += CHUNK) {
+        const size_t count = n - first < CHUNK ? n - first : CHUNK;
+        look_at(strata, base, first, count, &chunk, below);
+        for (; j < changes && places[j] - first < count; j++) { /* a place before this chunk wraps around */
+            const u32 in = (u32)(places[j] - first), i = stratum_of[chunk.keys[in]];
+            u32 rank = chunk.before[i];
+            for (u32 w = 0; w < in / 64; w++)
+                rank += popcount(members(strata, &chunk, i, w, below));
+            rank += popcount(members(strata, &chunk, i, in / 64, below) & (((u64)1 << in % 64) - 1));
+            stratum[j] = (u8)i;
+            ranks[j] = rank;
+        }
+    }
+}
+
+/* Turn ranks into places; stratum i has those from starts[i] to starts[i + 1], rising. Give whether all exist. */
+INLINE int select_body(const Strata *strata, const u8 *base, size_t n, const size_t *starts, u32 *ranks, Below below,
+                       Select select) {
+    Chunk chunk;
+    size_t next[MAX_STRATA], left = starts[strata->thresholds + 1];
+    memcpy(next, starts, sizeof next);
+    memset(chunk.after, 0, sizeof chunk.after);
+    for (size_t first = 0; left && first < n; first += CHUNK) {
+        look_at(strata, base, first, n - first < CHUNK ? n - first : CHUNK, &chunk, below);
+        for (u32 i = 0; i <= strata->thresholds; i++) {
+            size_t j = next[i];
+            u32 before = chunk.before[i];
+            for (u32 w = 0; w < WORDS && j < starts[i + 1] && ranks[j] < chunk.after[i]; w++) {
+                const u64 word = members(strata, &chunk, i, w, below);
+                u32 after = before + popcount(word);
+                if (after > chunk.after[i]) /* what is beyond the block's end */
+                    after = chunk.after[i];
+                for (; j < starts[i + 1] && ranks[j] < after; j++)
+                    ranks[j] = (u32)first + 64 * w + select(word, ranks[j] - before);
+                before = after;
+            }
+            left -= j - next[i];
+            next[i] = j;
+        }
+    }
+    return left == 0;
+}
+
+/* -- One of each per instruction set ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    size_t (*diff)(const u8 *, const u8 *, size_t, u32, u32 *, size_t);
+    void (*rank)(const Strata *, const u8 *, size_t, const u32 *, size_t, u8 *, u32 *);
+    int (*select)(const Strata *, const u8 *, size_t, const size_t *, u32 *);
+} Level;
+
+#define DEFINE_LEVEL(NAME, TARGET)                                                                                     \
+    TARGET static size_t diff_##NAME(const u8 *a, const u8 *b, size_t size, u32 log_width, u32 *places, size_t room) { \
+        return diff_body(a, b, size, log_width, places, room, differ_##NAME);                                          \
+    }                                                                                                                  \
+    TARGET static void rank_##NAME(const Strata *strata, const u8 *base, size_t n, const u32 *places, size_t changes,  \
+                                   u8 *stratum, u32 *ranks) {                                                          \
+        rank_body(strata, base, n, places, changes, stratum, ranks, below_##NAME);                                     \
+    }                                                                                                                  \
+    TARGET static int select_in_##NAME(const Strata *strata, const u8 *base, size_t n, const size_t *starts,           \
+                                       u32 *ranks) {                                                                   \
+        return select_body(strata, base, n, starts, ranks, below_##NAME, select_##NAME);                               \
+    }
+#define LEVEL(NAME) {#NAME, diff_##NAME, rank_##NAME, select_in_##NAME}
+
+DEFINE_LEVEL(portable, )
+#ifdef AVX2
+DEFINE_LEVEL(avx2, AVX2)
+DEFINE_LEVEL(avx512, AVX512)
+#endif
+#ifdef NEON
+DEFINE_LEVEL(neon, NEON)
+#endif
+
+static const Level LEVELS[] = { /* the fastest first */
+#ifdef AVX2
+    LEVEL(avx512), LEVEL(avx2),
+#endif
+#ifdef NEON
+    LEVEL(neon),
+#endif
+    LEVEL(portable)};
+#define LEVEL_COUNT (sizeof LEVELS / sizeof *LEVELS)
+
+static const Level *level = NULL;
+
+static int available(const Level *candidate) {
+#ifdef AVX2
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+               __builtin_cpu_supports("popcnt");
+    if (!strcmp(candidate->name, "avx2"))
+        return avx2;
+    if (!strcmp(candidate->name, "avx512"))
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl");
+#endif
+    (void)candidate;
+    return 1;
+}
+
+/* -- Estimates ------------------------------------------------------------------------------------------------------ */
+
+#define LOG_SCALE 1024
+static u16 log_table[256]; /* of 1 + i / 256 */
+
+static void make_log_table(void) {
+    for (u32 i = 0; i < 256; i++) {
+        u64 x = ((u64)256 + i) << 23; /* 1 is 2^31 */
+        for (u32 bit = LOG_SCALE / 2; bit; bit /= 2) {
+            x = x * x >> 31;
+            log_table[i] = (u16)(log_table[i] + (x >> 32 ? bit : 0));
+            x >>= x >> 32;
+        }
+    }
+}
+
+INLINE u64 scaled_log2(u64 x) { /* as in estimates.py; x is below 2^32 */
+    const u32 exponent = bit_length(x) - 1;
+    return LOG_SCALE * (u64)exponent + log_table[(x << 8 >> exponent) & 255];
+}
+
+/* -- Thresholds: as in thresholds.py ------------------------------------------------------------------------------- */
+
+#define SAMPLE (1 << 13)
+
+typedef struct {
+    u32 first, last, cut; /* classes of a stratum, and where to cut it; */
+    u64 gain;             /* what that saves */
+} Segment;
+
+typedef struct {
+    u64 changed[257], seen[257]; /* sums over the classes before */
+    u64 stride;
+} Classes;
+
+INLINE u64 cost(const Classes *classes, u32 first, u32 last) {
+    const u64 c = classes->changed[last] - classes->changed[first];
+    u64 n = (classes->seen[last] - classes->seen[first]) * classes->stride;
+    n = n > c ? n : c;
+    return c ? c * (scaled_log2(n) - scaled_log2(c)) + 1477 * c * (2 * n - c) / (2 * n) : 0;
+}
+
+static void find_cut(const Classes *classes, Segment *segment) {
+    const u64 whole = cost(classes, segment->first, segment->last);
+    segment->gain = 0;
+    for (u32 cut = segment->first + 1; cut < segment->last; cut++) {
+        const u64 parts = cost(classes, segment->first, cut) + cost(classes, cut, segment->last);
+        if (whole > parts && whole - parts > segment->gain) {
+            segment->gain = whole - parts;
+            segment->cut = cut;
+        }
+    }
+}
+
+/* Give the number of thresholds, put rising. */
+static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, u32 most, u64 least,
+                  u64 *thresholds) {
+    const u32 shift = log_width ? (8u << log_width) - 9 : 0;
+    const u32 key_mask = log_width ? 255 : 127;
+    u32 changed[256] = {0}, seen[256] = {0}, keys[256], used = 0;
+    Classes classes;
+    classes.stride = n / SAMPLE | 1;
+    for (size_t j = 0; j < changes; j++)
+        if (places[j] < n)
+            changed[load_element(base + ((size_t)places[j] << log_width), log_width) >> shift & key_mask]++;
+    for (size_t at = 0; at < n; at += (size_t)classes.stride)
+        seen[load_element(base + (at << log_width), log_width) >> shift & key_mask]++;
+    classes.changed[0] = classes.seen[0] = 0;
+    for (u32 key = 0; key < 256; key++)
+        if (changed[key] || seen[key]) {
+            keys[used++] = key;
+            classes.changed[used] = classes.changed[used - 1] + changed[key];
+            classes.seen[used] = classes.seen[used - 1] + seen[key];
+        }
+
+    Segment segments[MAX_STRATA] = {{0, used, 0, 0}};
+    u32 count = 1;
+    find_cut(&classes, segments);
+    while (count <= most) {
+        u32 best = 0;
+        for (u32 i = 1; i < count; i++)
+            if (segments[i].gain > segments[best].gain)
+                best = i;
+        if (segments[best].gain <= least)
+            break;
+        memmove(segments + best + 1, segments + best, (count - best) * sizeof *segments);
+        segments[best].last = segments[best + 1].first = segments[best].cut;
+        find_cut(&classes, segments + best);
+        find_cut(&classes, segments + best + 1);
+        count++;
+    }
+    for (u32 i = 1; i < count; i++)
+        thresholds[i - 1] = (u64)keys[segments[i].first] << shift;
+    return count - 1;
+}
+
+/* -- Gaps ----------------------------------------------------------------------------------------------------------- */
+
+static u64 estimate(const u32 *gaps, size_t count, u32 k) { /* as in sparse.py */
+    u32 counts[ESCAPE + 1] = {0};
+    for (size_t j = 0; j < count; j++) {
+        const u32 quotient = gaps[j] >> k;
+        counts[quotient < ESCAPE ? quotient : ESCAPE]++;
+    }
+    u64 bits = LOG_SCALE * ((u64)count * k + 32 * (u64)counts[ESCAPE]);
+    for (u32 q = 0; q <= ESCAPE; q++)
+        if (counts[q])
+            bits += counts[q] * (scaled_log2(count) - scaled_log2(counts[q]));
+    return bits;
+}
+
+INLINE int64_t log_of(u64 numerator, u64 denominator) {
+    return (int64_t)scaled_log2(numerator) - (int64_t)scaled_log2(denominator);
+}
+
+INLINE u32 k_for(int64_t typical, int64_t target) {
+    const int64_t above = typical - target + LOG_SCALE / 2;
+    return above > 0 ? (u32)(above / LOG_SCALE) : 0;
+}
+
+static u32 choose_k(const u32 *gaps, size_t count, int64_t mean, int64_t target) {
+    u32 sample[32], size = 0;
+    const size_t stride = count / 16 ? count / 16 : 1;
+    for (size_t j = 0; j < count; j += stride) {
+        u32 at = size++;
+        for (; at && sample[at - 1] > gaps[j]; at--)
+            sample[at] = sample[at - 1];
+        sample[at] = gaps[j];
+    }
+    const u32 a = k_for(mean, target), b = k_for(log_of(3 * (u64)sample[size / 2] + 1, 2), target);
+    if (a < b + 2 && b < a + 2)
+        return a;
+    return estimate(gaps, count, a) <= estimate(gaps, count, b) ? a : b;
+}
+
+/* One k for each stratum, as in sparse.py; gaps of all strata follow each other. */
+static void choose_ks(const u32 *gaps, const size_t *counts, size_t total, u32 *ks) {
+    int64_t means[MAX_STRATA], target = LOG_SCALE * 3;
+    size_t at = 0;
+    for (u32 i = 0; i < MAX_STRATA; i++)
+        if (counts[i]) {
+            u64 sum = 0;
+            for (const size_t end = at + counts[i]; at < end; at++)
+                sum += gaps[at];
+            means[i] = log_of(2 * sum + counts[i], 2 * (u64)counts[i]);
+            if (16 * counts[i] >= total && means[i] < target)
+                target = means[i];
+        }
+    if (target < LOG_SCALE * 3 / 2)
+        target = LOG_SCALE * 3 / 2;
+    at = 0;
+    for (u32 i = 0; i < MAX_STRATA; at += counts[i++])
+        ks[i] = counts[i] ? choose_k(gaps + at, counts[i], means[i], target) : 0;
+}
+
+static u8 *put_low_bits(const u32 *gaps, size_t count, u32 k, u8 *to) {
+    u64 bits = 0;
+    u32 used = 0;
+    for (size_t j = 0; j < count && k; j++) {
+        bits |= (gaps[j] & (((u64)1 << k) - 1)) << used;
+        for (used += k; used >= 8; used -= 8, bits >>= 8)
+            *to++ = (u8)bits;
+    }
+    if (used)
+        *to++ = (u8)bits;
+    return to;
+}
+
+/* What a payload may break, as the numbers that `decode` gives; 0 is none. */
+enum { FINE, SMALL_ESCAPE, LOW_PADDING, NO_SUCH_RANK, SIGN_PADDING, OUT_OF_RANGE };
+
+typedef struct {
+    const u8 *quotients, *escapes, *lows, *signs, *planes[8];
+    size_t escapes_size, lows_size, escapes_used, lows_used;
+} Streams;
+
+/* Read the ranks of one stratum, from `at` to `end`. */
+static int take_ranks(Streams *in, size_t at, size_t end, u32 k, size_t n, u32 *ranks) {
+    const size_t bits = (end - at) * k, size = (bits + 7) / 8;
+    const u8 *lows = in->lows + in->lows_used;
+    const size_t room = in->lows_size - in->lows_used; /* bytes that may be read; at least `size` */
+    in->lows_used += size;
+    if (bits % 8 && lows[size - 1] >> bits % 8)
+        return LOW_PADDING;
+    u64 next = 0; /* the lowest rank that may follow; at most n */
+    for (size_t bit = 0; at < end; at++, bit += k) {
+        u64 gap = in->quotients[at];
+        if (gap == ESCAPE) {
+            gap = load(in->escapes + in->escapes_used, 4);
+            in->escapes_used += 4;
+        }
+        gap <<= k;
+        if (k) {
+            const size_t byte = bit / 8, have = room - byte;
+            const u64 word = have < 8 ? load(lows + byte, have) : load(lows + byte, 8);
+            gap |= word >> bit % 8 & (((u64)1 << k) - 1);
+        }
+        if (gap >= n - next)
+            return NO_SUCH_RANK;
+        ranks[at] = (u32)(next + gap);
+        next += gap + 1;
+    }
+    return FINE;
+}
+
+static int take_differences(const Streams *in, size_t total, u32 log_width, u8 *to) {
+    const u32 width = 1u << log_width;
+    const u64 most = ~(u64)0 >> (65 - 8 * width);
+    if (total % 8 && in->signs[total / 8] >> total % 8)
+        return SIGN_PADDING;
+    for (size_t j = 0; j < total; j++) {
+        u64 value = 0;
+        for (u32 plane = 0; plane < width; plane++)
+            value |= (u64)in->planes[plane][j] << 8 * plane;
+        const u64 positive = ~(in->signs[j / 8] >> j % 8) & 1;
+        if (value > most - positive)
+            return OUT_OF_RANGE;
+        value = (value ^ (positive - 1)) + positive; /* ~(|d| - 1) is -|d| */
+        store_element(to + (j << log_width), log_width, value);
+    }
+    return FINE;
+}
+
+/* -- Python ----------------------------------------------------------------------------------------------------------- */
+
+static int log_width_of(int width, Py_ssize_t size) {
+    for (int i = 0; i < 4; i++)
+        if (width == 1 << i && size % width == 0 && size / width <= UINT32_MAX)
+            return i;
+    PyErr_SetString(PyExc_ValueError, "elements of this width do not fill the block");
+    return -1;
+}
+
+static int refuse(const char *why) {
+    PyErr_SetString(PyExc_ValueError, why);
+    return -1;
+}
+
+static int read_thresholds(const Py_buffer *from, int log_width, Strata *strata) {
+    const size_t width = (size_t)1 << log_width, count = (size_t)from->len / width;
+    if (count > MAX_THRESHOLDS || (size_t)from->len % width)
+        return refuse("these are not thresholds");
+    strata->log_width = (u32)log_width;
+    strata->thresholds = (u32)count;
+    for (size_t i = 0; i < count; i++) {
+        const u64 value = strata->values[i] = load((const u8 *)from->buf + i * width, width);
+        if (value == 0 || value > ~(u64)0 >> (65 - 8 * width) || (i && value >= strata->values[i - 1]))
+            return refuse("thresholds do not fall");
+    }
+    prepare(strata);
+    return 0;
+}
+
+PyDoc_STRVAR(diff_doc, "diff(new, base, width, places) -> count\n\nPut the places of elements that differ, rising, into "
+                       "an array of u32, as far as it has room; give how many there are.");
+
+static PyObject *py_diff(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer new, base, places;
+    int width, log_width;
+    size_t count = 0;
+    if (!PyArg_ParseTuple(args, "y*y*iw*:diff", &new, &base, &width, &places))
+        return NULL;
+    if ((log_width = log_width_of(width, new.len)) >= 0 && new.len == base.len && (uintptr_t)places.buf % 4 == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        count = level->diff(new.buf, base.buf, (size_t)new.len, (u32)log_width, places.buf, (size_t)places.len / 4);
+        Py_END_ALLOW_THREADS
+    } else if (log_width >= 0)
+        log_width = refuse("the blocks differ in length, or the places are not aligned");
+    PyBuffer_Release(&new);
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&places);
+    return log_width < 0 ? NULL : PyLong_FromSize_t(count);
+}
+
+PyDoc_STRVAR(choose_doc, "choose(base, width, places, most, least) -> thresholds\n\nChoose at most so many thresholds, "
+                         "rising, for changes at places (u32), each of which saves more than the least.");
+
+static PyObject *py_choose(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer base, places;
+    int width, log_width;
+    unsigned int most;
+    unsigned long long least;
+    u64 thresholds[MAX_THRESHOLDS];
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*iy*IK:choose", &base, &width, &places, &most, &least))
+        return NULL;
+    if ((log_width = log_width_of(width, base.len)) >= 0 && (uintptr_t)places.buf % 4 == 0 && most <= MAX_THRESHOLDS) {
+        u32 count;
+        Py_BEGIN_ALLOW_THREADS
+        count = choose(base.buf, (size_t)base.len >> log_width, (u32)log_width, places.buf, (size_t)places.len / 4, most,
+                       least, thresholds);
+        Py_END_ALLOW_THREADS
+        result = PyList_New(0);
+        for (u32 i = 0; result && i < count; i++) {
+            PyObject *threshold = PyLong_FromUnsignedLongLong(thresholds[i]);
+            if (!threshold || PyList_Append(result, threshold))
+                Py_CLEAR(result);
+            Py_XDECREF(threshold);
+        }
+    } else if (log_width >= 0)
+        refuse("the places are not aligned, or too many thresholds are asked for");
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&places);
+    return result;
+}
+
+typedef struct {
+    u8 *stratum, *ks, *streams[4 + 8]; /* quotients, escapes, lows, signs, planes */
+    u32 *ranks, *gaps;
+    size_t sizes[4 + 8], counts[MAX_STRATA], used;
+} Encoded;
+
+static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n, const u32 *places, size_t changes,
+                   Encoded *out) {
+    const u32 log_width = strata->log_width, width = 1u << log_width;
+    size_t to[MAX_STRATA] = {0};
+    u32 next[MAX_STRATA] = {0};
+    memset(out->stratum, 0, changes);
+    if (strata->thresholds)
+        level->rank(strata, base, n, places, changes, out->stratum, out->ranks);
+    else
+        memcpy(out->ranks, places, changes * sizeof *places);
+    for (size_t j = 0; j < changes; j++)
+        out->counts[out->stratum[j]]++;
+    for (u32 i = 1; i <= strata->thresholds; i++)
+        to[i] = to[i - 1] + out->counts[i - 1];
+
+    memset(out->streams[3], 0, out->sizes[3]);
+    for (size_t j = 0; j < changes; j++) {
+        const u32 i = out->stratum[j];
+        const size_t at = to[i]++, from = (size_t)places[j] << log_width;
+        out->gaps[at] = out->ranks[j] - next[i];
+        next[i] = out->ranks[j] + 1;
+        const u32 unused = 64 - 8 * width;
+        const u64 d = (load_element(new + from, log_width) - load_element(base + from, log_width)) << unused;
+        const u64 negative = d >> 63, value = ((negative ? ~d : d - ((u64)1 << unused)) >> unused); /* |d| - 1 */
+        out->streams[3][at / 8] |= (u8)(negative << at % 8);
+        for (u32 plane = 0; plane < width; plane++)
+            out->streams[4 + plane][at] = (u8)(value >> 8 * plane);
+    }
+
+    u8 *quotients = out->streams[0], *escapes = out->streams[1], *lows = out->streams[2];
+    const u32 *gaps = out->gaps;
+    u32 ks[MAX_STRATA];
+    choose_ks(gaps, out->counts, changes, ks);
+    for (u32 i = 0; i <= strata->thresholds; i++) {
+        const size_t count = out->counts[i];
+        if (!count)
+            continue;
+        const u32 k = ks[i];
+        out->ks[out->used++] = (u8)k;
+        for (size_t j = 0; j < count; j++) {
+            const u32 quotient = gaps[j] >> k;
+            *quotients++ = (u8)(quotient < ESCAPE ? quotient : ESCAPE);
+            if (quotient >= ESCAPE) {
+                memcpy(escapes, &quotient, 4);
+                escapes += 4;
+            }
+        }
+        lows = put_low_bits(gaps, count, k, lows);
+        gaps += count;
+    }
+    out->sizes[1] = (size_t)(escapes - out->streams[1]);
+    out->sizes[2] = (size_t)(lows - out->streams[2]);
+}
+
+static PyObject *encoded_tuple(const Encoded *out, u32 strata, u32 width) {
+    PyObject *counts = PyList_New(0), *streams = PyList_New(0), *result = NULL;
+    int fine = counts && streams;
+    for (u32 i = 0; fine && i < strata; i++) {
+        PyObject *count = PyLong_FromSize_t(out->counts[i]);
+        fine = count && !PyList_Append(counts, count);
+        Py_XDECREF(count);
+    }
+    for (u32 i = 0; fine && i < 4 + width; i++) {
+        PyObject *stream = PyBytes_FromStringAndSize((const char *)out->streams[i], (Py_ssize_t)out->sizes[i]);
+        fine = stream && !PyList_Append(streams, stream);
+        Py_XDECREF(stream);
+    }
+    if (fine)
+        result = Py_BuildValue("(Oy#O)", counts, (const char *)out->ks, (Py_ssize_t)out->used, streams);
+    Py_XDECREF(counts);
+    Py_XDECREF(streams);
+    return result;
+}
+
+PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> counts, ks, streams\n\nMake the parts of a "
+                         "payload from the places (u32) that differ; the streams are quotients, escapes, low bits, signs "
+                         "and planes.");
+
+static PyObject *py_encode(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer new, base, places, thresholds;
+    Strata strata;
+    Encoded out = {0};
+    PyObject *result = NULL;
+    u8 *memory = NULL;
+    int width, log_width;
+    if (!PyArg_ParseTuple(args, "y*y*iy*y*:encode", &new, &base, &width, &places, &thresholds))
+        return NULL;
+    const size_t changes = (size_t)places.len / 4;
+    if ((log_width = log_width_of(width, new.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
+        goto done;
+    const size_t n = (size_t)new.len >> log_width;
+    if (new.len != base.len || places.len % 4 || !changes || changes > n) {
+        refuse("the blocks differ in length, or there is no change, or more than elements");
+        goto done;
+    }
+    /* Ranks and gaps, and a copy of the places; then per change a stratum, a quotient, an escape, low bits and planes. */
+    memory = malloc(changes * (3 * sizeof(u32) + 1 + 1 + 4 + 4 + (size_t)width) + 4 * MAX_STRATA + changes / 8 + 8);
+    if (!memory) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    u32 *copy = (u32 *)memory;
+    out.ranks = copy + changes;
+    out.gaps = out.ranks + changes;
+    out.stratum = (u8 *)(out.gaps + changes);
+    out.ks = out.stratum + changes;
+    out.streams[0] = out.ks + MAX_STRATA;
+    out.streams[1] = out.streams[0] + changes;
+    out.streams[2] = out.streams[1] + 4 * changes;
+    out.streams[3] = out.streams[2] + 4 * changes + MAX_STRATA;
+    out.sizes[0] = changes;
+    out.sizes[3] = (changes + 7) / 8;
+    for (int plane = 0; plane < width; plane++) {
+        out.streams[4 + plane] = out.streams[3] + out.sizes[3] + (size_t)plane * changes;
+        out.sizes[4 + plane] = changes;
+    }
+    int rising = 1;
+    Py_BEGIN_ALLOW_THREADS
+    memcpy(copy, places.buf, changes * sizeof *copy);
+    for (size_t j = 0; j < changes; j++)
+        rising &= copy[j] < n && (j == 0 || copy[j - 1] < copy[j]);
+    if (rising)
+        encode(&strata, new.buf, base.buf, n, copy, changes, &out);
+    Py_END_ALLOW_THREADS
+    if (rising)
+        result = encoded_tuple(&out, strata.thresholds + 1, (u32)width);
+    else
+        refuse("the places do not rise, or one is outside the block");
+done:
+    free(memory);
+    PyBuffer_Release(&new);
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&thresholds);
+    return result;
+}
+
+static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *counts, const u8 *ks, Streams *in,
+                  u32 *places, u8 *differences) {
+    size_t starts[MAX_STRATA + 1] = {0};
+    for (size_t j = 0; j < in->escapes_size; j += 4)
+        if (load(in->escapes + j, 4) < ESCAPE)
+            return SMALL_ESCAPE;
+    for (u32 i = 0; i <= strata->thresholds; i++) {
+        starts[i + 1] = starts[i] + (size_t)counts[i];
+        const int broken = take_ranks(in, starts[i], starts[i + 1], ks[i], n, places);
+        if (broken)
+            return broken;
+    }
+    if (strata->thresholds && !level->select(strata, base, n, starts, places))
+        return NO_SUCH_RANK;
+    return take_differences(in, starts[strata->thresholds + 1], strata->log_width, differences);
+}
+
+PyDoc_STRVAR(decode_doc,
+             "decode(base, width, thresholds, counts, ks, streams, places, differences) -> rule\n\nUndo `encode`: put "
+             "places (u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and "
+             "ks bytes, one for each stratum. The result is 0, or the rule that is broken: 1 an escape is below 255, 2 "
+             "padding of low bits, 3 a rank is not below its stratum's population, 4 padding of signs, 5 a difference is "
+             "out of range.");
+
+static PyObject *py_decode(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer base, thresholds, count_buffer, ks, places, differences, streams[4 + 8];
+    PyObject *list, *result = NULL;
+    Strata strata;
+    Streams in = {0};
+    u64 counts[MAX_STRATA];
+    int width, log_width, held = 0, rule = FINE;
+    if (!PyArg_ParseTuple(args, "y*iy*y*y*Ow*w*:decode", &base, &width, &thresholds, &count_buffer, &ks, &list, &places,
+                          &differences))
+        return NULL;
+    if ((log_width = log_width_of(width, base.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
+        goto done;
+    const size_t n = (size_t)base.len >> log_width;
+    const Py_ssize_t wanted = (Py_ssize_t)strata.thresholds + 1;
+    if (count_buffer.len != 8 * wanted || ks.len != wanted || PySequence_Size(list) != 4 + width) {
+        if (!PyErr_Occurred())
+            refuse("these are not the counts, ks and streams of a payload");
+        goto done;
+    }
+    for (; held < 4 + width; held++) {
+        PyObject *stream = PySequence_GetItem(list, held);
+        const int failed = !stream || PyObject_GetBuffer(stream, &streams[held], PyBUF_SIMPLE) < 0;
+        Py_XDECREF(stream);
+        if (failed)
+            goto done;
+    }
+    u8 k[MAX_STRATA];
+    memcpy(k, ks.buf, (size_t)wanted);
+    memcpy(counts, count_buffer.buf, 8 * (size_t)wanted);
+    size_t lows = 0, escapes = 0;
+    u64 total = 0;
+    for (Py_ssize_t i = 0; i < wanted; i++) {
+        if (counts[i] > n || (total += counts[i]) > n || k[i] > MAX_K) {
+            refuse("more changes than elements, or a k above 26");
+            goto done;
+        }
+        lows += (size_t)(counts[i] * k[i] + 7) / 8;
+    }
+    int fits = total > 0 && (u64)streams[0].len == total && (size_t)streams[2].len == lows &&
+               (u64)streams[3].len == (total + 7) / 8 && (u64)places.len == 4 * total &&
+               (uintptr_t)places.buf % 4 == 0 && (u64)differences.len == total << log_width;
+    for (int plane = 0; plane < width; plane++) {
+        in.planes[plane] = streams[4 + plane].buf;
+        fits &= (u64)streams[4 + plane].len == total;
+    }
+    u8 *quotients = fits ? malloc((size_t)total) : NULL; /* a copy: what is counted now is what is read later */
+    if (quotients) {
+        Py_BEGIN_ALLOW_THREADS
+        memcpy(quotients, streams[0].buf, (size_t)total);
+        for (size_t j = 0; j < total; j++)
+            escapes += quotients[j] == ESCAPE;
+        in.quotients = quotients;
+        in.escapes = streams[1].buf;
+        in.escapes_size = (size_t)streams[1].len;
+        in.lows = streams[2].buf;
+        in.lows_size = lows;
+        in.signs = streams[3].buf;
+        fits = in.escapes_size == 4 * escapes;
+        if (fits)
+            rule = decode(&strata, base.buf, n, counts, k, &in, places.buf, differences.buf);
+        Py_END_ALLOW_THREADS
+        free(quotients);
+    } else if (fits) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (fits)
+        result = PyLong_FromLong(rule);
+    else
+        refuse("a stream or an array has not the size that the counts say");
+done:
+    while (held)
+        PyBuffer_Release(&streams[--held]);
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&thresholds);
+    PyBuffer_Release(&count_buffer);
+    PyBuffer_Release(&ks);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&differences);
+    return result;
+}
+
+PyDoc_STRVAR(apply_doc, "apply(block, width, places, differences, undo)\n\nAdd the differences to the elements at places "
+                        "(u32), or subtract them.");
+
+static PyObject *py_apply(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer block, places, differences;
+    int width, log_width, undo, inside = 1;
+    if (!PyArg_ParseTuple(args, "w*iy*y*p:apply", &block, &width, &places, &differences, &undo))
+        return NULL;
+    const size_t changes = (size_t)places.len / 4;
+    if ((log_width = log_width_of(width, block.len)) >= 0 && changes << log_width == (size_t)differences.len) {
+        const size_t n = (size_t)block.len >> log_width;
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t j = 0; j < changes; j++) {
+            const size_t place = (size_t)load((const u8 *)places.buf + 4 * j, 4);
+            if (place >= n) {
+                inside = 0;
+                break;
+            }
+            u8 *at = (u8 *)block.buf + (place << log_width);
+            const u64 d = load_element((const u8 *)differences.buf + (j << log_width), (u32)log_width);
+            const u64 old = load_element(at, (u32)log_width);
+            store_element(at, (u32)log_width, undo ? old - d : old + d);
+        }
+        Py_END_ALLOW_THREADS
+        if (!inside)
+            log_width = refuse("a place is outside the block");
+    } else if (log_width >= 0)
+        log_width = refuse("there are not as many differences as places");
+    PyBuffer_Release(&block);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&differences);
+    if (log_width < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(levels_doc, "levels() -> names\n\nThe instruction sets that this CPU has kernels for; the fastest first.");
+
+static PyObject *py_levels(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    PyObject *names = PyList_New(0);
+    for (size_t i = 0; names && i < LEVEL_COUNT; i++)
+        if (available(&LEVELS[i])) {
+            PyObject *name = PyUnicode_FromString(LEVELS[i].name);
+            if (!name || PyList_Append(names, name))
+                Py_CLEAR(names);
+            Py_XDECREF(name);
+        }
+    return names;
+}
+
+PyDoc_STRVAR(level_doc, "level(name=None) -> name\n\nThe instruction set in use; another one after its name was given.");
+
+static const Level *find_level(const char *name) {
+    for (size_t i = 0; i < LEVEL_COUNT; i++)
+        if ((!name || !strcmp(name, LEVELS[i].name)) && available(&LEVELS[i]))
+            return &LEVELS[i];
+    return NULL;
+}
+
+static PyObject *py_level(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *name = NULL;
+    if (!PyArg_ParseTuple(args, "|z:level", &name))
+        return NULL;
+    const Level *found = name ? find_level(name) : level;
+    if (!found)
+        return PyErr_Format(PyExc_ValueError, "this CPU has no kernels called %s", name);
+    level = found;
+    return PyUnicode_FromString(level->name);
+}
+
+static PyMethodDef METHODS[] = {{"diff", py_diff, METH_VARARGS, diff_doc},
+                                {"choose", py_choose, METH_VARARGS, choose_doc},
+                                {"encode", py_encode, METH_VARARGS, encode_doc},
+                                {"decode", py_decode, METH_VARARGS, decode_doc},
+                                {"apply", py_apply, METH_VARARGS, apply_doc},
+                                {"levels", py_levels, METH_NOARGS, levels_doc},
+                                {"level", py_level, METH_VARARGS, level_doc},
+                                {NULL, NULL, 0, NULL}};
+
+static int start(PyObject *module) {
+    (void)module;
+    make_log_table();
+    const char *wanted = getenv("DELTAFORMAT_NATIVE");
+    if (wanted && (!*wanted || !strcmp(wanted, "1")))
+        wanted = NULL;
+    level = find_level(wanted);
+    if (level)
+        return 0;
+    PyErr_Format(PyExc_ImportError, "DELTAFORMAT_NATIVE=%s: %s", wanted,
+                 strcmp(wanted, "0") ? "this CPU has no such kernels" : "switched off");
+    return -1;
+}
+
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, start}, {0, NULL}};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "deltaformat._native", "Kernels of the sparse codec.", 0,
+                                    METHODS, SLOTS, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&MODULE); }

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from deltaformat import ijson
 from deltaformat.errors import (
     CommitUnknown,
+    DeltaFormatError,
     ErrorCode,
     InconsistentError,
     MalformedError,
@@ -192,6 +193,21 @@ class Log:
         """
         with self._lock:
             return self._fold().copy()
+
+    def prefix(self) -> History:
+        """The fold of the records before the first that cannot be taken in, for checking a damaged log.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        history = History()
+        try:
+            while True:
+                history.apply(*self._reader.get(history.state.seq + 1))
+        except StoreError:
+            raise
+        except DeltaFormatError:
+            return history
 
     def records(
         self, *, newest_first: bool = True, limit: int | None = None, branch: str | None = None

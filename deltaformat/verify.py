@@ -74,9 +74,17 @@ def verify(
     """
     check = _Check(context, progress or (lambda _: None))
     history = check.log()
-    if history is not None:
-        for commit in choose(history):
-            check.version(commit)
+    if history is None:
+        return check.report
+    damaged = bool(check.report.findings)
+    try:
+        commits = list(choose(history))
+    except MissingError:
+        if damaged:  # it may lie beyond what can be judged
+            return check.report
+        raise
+    for commit in commits:
+        check.version(commit)
     return check.report
 
 
@@ -94,14 +102,16 @@ class _Check:
         self.report = VerifyReport()
 
     def log(self) -> History | None:
-        """Fold the log; None where a record cannot be taken in, so that nothing after it can be judged."""
+        """Fold the log, or what comes before a record that cannot be taken in; None if that has no version."""
         try:
             history = self._history = self._context.log.history()
         except StoreError:
             raise
         except DeltaFormatError as error:
             self._found("log", error)
-            return None
+            history = self._history = self._context.log.prefix()
+            if not history.commits:
+                return None
         self.report.records = history.state.seq + 1
         for seq, void in history.void.items():
             self.report.findings.append(

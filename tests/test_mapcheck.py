@@ -10,6 +10,7 @@ from mapmaker import BLOCK, DIGEST, pack_key, small_map
 import deltaformat as df
 from deltaformat.dtypes import get_dtype, tensor_nbytes
 from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.keys import record_key
 from deltaformat.manifest import decode_part, encode_part
 from deltaformat.mapcheck import PIECE_SLACK, check_map, check_packs
 from deltaformat.packs import PackRef
@@ -165,3 +166,18 @@ def test_a_large_map_is_written_in_several_parts(monkeypatch):
         assert version.get_tensor(name).tobytes() == expected.tobytes() == followed[name].tobytes()
     assert store.verify(all=True).findings == []
     assert divide(version.map) == [version.map]
+
+
+def test_verify_goes_on_behind_a_damaged_record():
+    """What lies before a record that cannot be read is still checked."""
+    store = df.create("memory://mapcheck-damaged", block_bytes=BLOCK)
+    with store.writer() as writer:
+        for step in range(4):
+            writer.commit(step=step, tensors={"a": np.arange(100) + step})
+    storage = store._context.storage
+    record = storage.get(record_key(3))
+    storage.put(record_key(3), record.replace(b"commit", b"tommic"))
+    report = df.open(storage).verify(all=True)
+    assert [finding.code for finding in report.findings] == ["hash-mismatch"]
+    assert (report.records, report.versions) == (3, 2)
+    assert df.open(storage).verify(step=3).versions == 0

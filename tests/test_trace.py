@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import io
 import json
@@ -51,30 +52,30 @@ def test_every_step_is_read_back_bit_for_bit(trace):
     assert all(0 < step["changed"] < 0.05 * step["weights"] for step in report["steps"][1:])
 
 
+def fingerprint(state):
+    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in state.items()}
+
+
 @pytest.mark.slow
 def test_steps_in_any_order_and_by_following(trace):
-    """Cold reads in random order give the committed roots; following from 0 gives the same bits as a cold
-    read (DF-RD-02)."""
+    """Cold reads in random order give the committed roots and the bits of following from 0 (DF-RD-02)."""
     path, report = trace
     roots = {step["step"]: step["root"] for step in report["steps"]}
     store = df.open(path)
-    order = list(roots)
-    random.Random(0).shuffle(order)
-    for step in order[:6]:
-        with store.version(step=step) as version:
-            assert version.root == roots[step]
-            name = random.Random(step).choice(version.keys())
-            assert version.get_tensor(name).shape == version.info(name).shape
     previous = store.version(step=0)
     state = previous.state_dict()
+    followed = {0: fingerprint(state)}
     for step in range(1, STEPS + 1):
         version = store.version(step=step)
         state = version.follow(previous, state)
+        followed[step] = fingerprint(state)
         previous = version
-    cold = df.open(path).version(step=STEPS).state_dict()
-    assert {name: array.tobytes() for name, array in state.items()} == {
-        name: array.tobytes() for name, array in cold.items()
-    }
+    order = list(roots)
+    random.Random(0).shuffle(order)
+    for step in order:
+        with df.open(path).version(step=step) as version:
+            assert version.root == roots[step]
+            assert fingerprint(version.state_dict()) == followed[step]
 
 
 @pytest.mark.slow

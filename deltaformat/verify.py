@@ -102,7 +102,7 @@ class _Check:
         self.report = VerifyReport()
 
     def log(self) -> History | None:
-        """Fold the log, or what comes before a record that cannot be taken in; None if that has no version."""
+        """Fold the log, or what comes before a record that cannot be taken in; None if no version does."""
         try:
             history = self._history = self._context.log.history()
         except StoreError:

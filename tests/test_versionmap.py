@@ -354,8 +354,11 @@ def test_fresh_blocks_have_a_counterpart():
     shorter = VersionMapBuilder(digest_bytes=D, packs=version.packs)
     add(shorter, np.random.default_rng(0), "w", "U8", (5 * 256,), 5)
     shorter.add_rows(version, [0, 1, 2])
+    fewer = shorter.finish()
+    with pytest.raises(MalformedError, match="block 0 of tensor 'w'"):
+        check_fresh(full, fewer, BLOCK)  # 0 says "identical", and the digest is another
     with pytest.raises(MalformedError, match="block 5 of tensor 'w'"):
-        check_fresh(full, shorter.finish(), BLOCK)
+        check_fresh(replace(full, fresh=np.ones(11, np.uint8)), fewer, BLOCK)
 
 
 def test_a_builder_takes_any_integers():

@@ -22,6 +22,7 @@ __all__ = ["check_arrow_file"]
 _MAGIC = b"ARROW1"
 _V5 = 4
 _RECORD_BATCH = 3
+_TIMESTAMP, _UNION = 10, 14
 _MAX_TABLES = 4_096
 _MAX_BUFFERS = 1 << 16
 
@@ -118,6 +119,8 @@ def check_arrow_file(data: memoryview, *, where: str = "") -> dict[bytes, bytes]
     start, batches = footer.vector(3)
     if batches != 1:
         raise _invalid(f"it has {batches} record batches instead of one (DF-MAN-01)", where)
+    if footer.vector(4)[1]:
+        raise _invalid("its footer has custom metadata (DF-MAN-01)", where)
     schema = footer.table(1)
     if schema is None:
         raise _invalid("it has no schema", where)
@@ -159,10 +162,12 @@ def _check_schema(schema: _Table, where: str) -> dict[bytes, bytes]:
         field = pending.pop()
         if field.table(4) is not None:
             raise _invalid("a field is dictionary-encoded (DF-MAN-01)", where)
+        if field.vector(6)[1]:
+            # A library looks at it for extension types, and runs code that any package may have registered.
+            raise _invalid("a field has custom metadata (DF-MAN-01)", where)
         pending += field.tables(5)
-        extra = field.tables(6)
-        strings += field.vector(0)[1] + sum(entry.vector(slot)[1] for entry in extra for slot in (0, 1))
-        visited += 1 + len(extra)
+        strings += field.vector(0)[1] + _type_bytes(field)
+        visited += 1
         if visited + len(pending) > _MAX_TABLES or strings > len(schema.data):
             raise LimitError(
                 ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=where
@@ -175,6 +180,15 @@ def _check_schema(schema: _Table, where: str) -> dict[bytes, bytes]:
     return metadata
 
 
+def _type_bytes(field: _Table) -> int:
+    """Bytes that a field's type has beside scalars: a time zone, or a union's codes."""
+    kind = field.table(3)
+    if kind is None:
+        return 0
+    layout = {_TIMESTAMP: 1, _UNION: 4}.get(field.number(2, "<B"), 0)
+    return kind.vector(1)[1] * layout if layout else 0
+
+
 def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
     if bytes(data[:4]) != b"\xff\xff\xff\xff":
         raise _invalid("its record batch has no continuation marker", where)
@@ -184,6 +198,8 @@ def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
     message = _root(data[8 : 8 + length], where)
     if message.number(0, "<h") != _V5 or message.number(1, "<B") != _RECORD_BATCH:
         raise _invalid("its record batch is not one of version 5", where)
+    if message.vector(4)[1]:
+        raise _invalid("its message has custom metadata (DF-MAN-01)", where)
     batch = message.table(2)
     if batch is None:
         raise _invalid("its record batch is empty", where)

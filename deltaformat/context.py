@@ -17,7 +17,7 @@ from deltaformat.versionmap import VersionMap, merge
 
 __all__ = ["Context", "explain_missing", "load_map"]
 
-CONCURRENT_PARTS = 8
+CONCURRENT_PARTS = 2  # each may take several times its size while it is parsed
 MAX_MANIFESTS_CONTENT = 4 << 30
 """Manifest parts of a version, decompressed, in all (DF-LIM-01)."""
 

@@ -27,24 +27,35 @@ _SEAL = re.compile(rb',"check":"([0-9a-f]{64})"\}')
 _SEAL_BYTES = 76
 
 
-def parse_object(data: bytes, *, where: str, limit: int) -> dict[str, Any]:
+MAX_CONTAINERS = 1 << 18
+"""Objects and arrays in a descriptor or record (DF-LIM-01)."""
+
+
+def parse_object(
+    data: bytes, *, where: str, limit: int, max_containers: int = MAX_CONTAINERS
+) -> dict[str, Any]:
     """Parse one I-JSON object.
 
     Args:
         data: The bytes as stored.
         where: The key they come from, for messages.
         limit: The largest size allowed; checked first.
+        max_containers: Objects and arrays allowed in it: two characters of text become dozens of bytes.
 
     Returns:
         The members. Numbers are `int` where written without fraction and exponent, else finite `float`.
 
     Raises:
-        LimitError: More bytes than `limit`.
+        LimitError: More bytes than `limit`, or more objects and arrays than `max_containers`.
         MalformedError: Not I-JSON, not an object, or nested too deeply (DF-JSN-01).
     """
     if len(data) > limit:  # DF-LIM-02: before any memory is taken for its content
         raise LimitError(
             ErrorCode.LIMIT_EXCEEDED, f"has {len(data)} bytes, at most {limit} are allowed", where=where
+        )
+    if data.count(b"{") + data.count(b"[") > max_containers:
+        raise LimitError(
+            ErrorCode.LIMIT_EXCEEDED, f"holds more than {max_containers} objects and arrays", where=where
         )
     if data.startswith(b"\xef\xbb\xbf"):
         raise _invalid("begins with a byte order mark", where)
@@ -93,7 +104,7 @@ def open_sealed(data: bytes, *, where: str, limit: int) -> dict[str, Any]:
     """Check the `check` member of a descriptor or record, then parse it (DF-JSN-03).
 
     Raises:
-        LimitError: More bytes than `limit`.
+        LimitError: More bytes than `limit`, or more objects and arrays than `max_containers`.
         MalformedError: No `check` member in the prescribed form, or not I-JSON.
         CorruptError: The digits are not the hash of the bytes before.
     """

@@ -26,6 +26,7 @@ from deltaformat.versionmap import VersionMap
 __all__ = ["Rebuilder", "Rebuilt", "allocate"]
 
 CONCURRENT_PACKS = 8
+BLOCKS_OF_A_CHAIN = 8  # a block's pieces and content may take that many blocks' memory, or the budget
 BATCH_BYTES = 64 << 20  # enough for a fast link; larger ones only take memory that is not in any cache
 
 T = TypeVar("T")
@@ -87,6 +88,7 @@ class Rebuilder:
         self._digest = algorithm
         self._block_bytes = block_bytes
         self._budget = max(1, min(memory_budget // 2, BATCH_BYTES))
+        self._max_block = max(memory_budget, BLOCKS_OF_A_CHAIN * block_bytes)
         self._threads = max(1, threads)
         self._cache = cache
 
@@ -155,7 +157,9 @@ class Rebuilder:
                 was fetched is corrupt.
             MissingError, MalformedError, StoreError: a block cannot be rebuilt.
         """
-        plan = plan_fresh(version, block_bytes=self._block_bytes, budget=self._budget)
+        plan = plan_fresh(
+            version, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
+        )
         with ThreadPoolExecutor(self._threads) as pool:
             for _ in pool.map(lambda block: self._check(version, block, place(block)), plan.skipped.tolist()):
                 pass
@@ -165,7 +169,9 @@ class Rebuilder:
     # -- batches ---------------------------------------------------------------------------------------------
 
     def _plan(self, version: VersionMap, blocks: Integers) -> Plan:
-        return plan_blocks(version, blocks, block_bytes=self._block_bytes, budget=self._budget)
+        return plan_blocks(
+            version, blocks, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
+        )
 
     def _run(self, version: VersionMap, plan: Plan, rebuild: Callable[[_Work], T]) -> Iterator[T]:
         """Fetch batch after batch, one ahead, and rebuild the blocks of each in threads.

@@ -372,6 +372,8 @@ def _parse_commit(known: dict[str, Any], where: str) -> None:
             where=where,
         )
     known["manifests"] = _parse_refs(ManifestRef, known["manifests"], (KeyKind.MANIFEST,), "manifests", where)
+    if len({ref.key for ref in known["manifests"]}) != len(known["manifests"]):
+        raise MalformedError(ErrorCode.VALUE_INVALID, "`manifests` names a part twice", where=where)
     for name in ("objects_added", "objects_dropped"):
         known[name] = _parse_refs(ObjectRef, known[name], (KeyKind.PACK, KeyKind.FILE), name, where)
 

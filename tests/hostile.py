@@ -397,7 +397,7 @@ def record_of_17_mib(storage):
     rewrite(storage, last_commit(storage), lambda record: record["metadata"].update(big="x" * (17 << 20)))
 
 
-@case("MALFORMED", "json-invalid")
+@case("LIMIT", "limit-exceeded")
 def record_of_15_mib_of_brackets(storage):
     body = storage.objects[record_key(last_commit(storage))][:-76].removesuffix(b"}")
     rewrite(storage, last_commit(storage), lambda _: body + b',"deep":' + b"[" * (15 << 20) + b"}")

@@ -67,7 +67,7 @@ def test_a_schema_that_unfolds_is_refused():
     fields = vector_of_one_table(3, table_with({0: 0}, text))
     refused(graft(content, fields, slot=1), "limit-exceeded", match="schema")
     fields = vector_of_one_table(3, table_with({6: 0}, vector_of_one_table(1, entry)))
-    refused(graft(content, fields, slot=1), "limit-exceeded", match="schema")
+    refused(graft(content, fields, slot=1), "manifest-invalid", match="custom metadata")
     coded = vector_of_one_table(1, table_with({4: 0}, table_with({})))
     refused(graft(content, coded, slot=1), "manifest-invalid", match="dictionar")
     cut = vector_of_one_table(1, table_with({0: 0, 1: 0}, struct.pack("<I", 100)))

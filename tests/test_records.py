@@ -389,10 +389,12 @@ def test_record_limits() -> None:
     refused(lambda: parse_record(data + b" ", seq=5), LimitError, ErrorCode.LIMIT_EXCEEDED)
 
     part = {"key": manifest_key(0, SHA), "size": 1, "content_size": 1}
-    record = parse("commit", manifests=[part] * MAX_MANIFESTS)
+    parts = [part | {"key": manifest_key(0, f"{number:064x}")} for number in range(MAX_MANIFESTS)]
+    record = parse("commit", manifests=parts)
     assert isinstance(record, Commit)
     assert len(record.manifests) == MAX_MANIFESTS
-    refused(lambda: parse("commit", manifests=[part] * 4097), LimitError, ErrorCode.LIMIT_EXCEEDED)
+    refused(lambda: parse("commit", manifests=[*parts, part]), LimitError, ErrorCode.LIMIT_EXCEEDED)
+    refused(lambda: parse("commit", manifests=[part] * 2), MalformedError, ErrorCode.VALUE_INVALID)
     for sizes in ({"content_size": (1 << 30) + 1}, {"size": (1 << 40) + 1}):
         refused(
             lambda sizes=sizes: parse("commit", manifests=[part | sizes]),

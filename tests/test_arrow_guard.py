@@ -2,9 +2,12 @@
 
 import struct
 
-from mapmaker import arrow_file, refused
+import pyarrow as pa
+import pytest
+from mapmaker import arrow_file, decode_file, refused
 
 from deltaformat import arrow_guard
+from deltaformat.errors import MalformedError
 
 
 def graft(content, addition, *, slot):
@@ -186,3 +189,34 @@ def test_the_batch_must_lie_before_the_footer():
         damaged = bytearray(content)
         struct.pack_into(layout, damaged, start + at + where, value)
         refused(bytes(damaged), "manifest-invalid", match="before its footer")
+
+
+def test_nothing_beside_the_schema_has_custom_metadata():
+    """DF-MAN-01: a library looks extension types up among what any package has registered, and runs it."""
+    named = pa.field("x", pa.int64(), metadata={"ARROW:extension:name": "somebody.tensor"})
+    refused(arrow_file(extra=[(named, pa.array([0, 0]))]), "manifest-invalid", match="custom metadata")
+
+    batch = pa.RecordBatch.from_pydict({"x": [1]})
+    for where in ("footer", "message"):
+        sink = pa.BufferOutputStream()
+        extra = {"a": "b" * 100}
+        with pa.ipc.new_file(sink, batch.schema, metadata=extra if where == "footer" else None) as writer:
+            writer.write_batch(batch, custom_metadata=extra if where == "message" else None)
+        with pytest.raises(MalformedError, match=f"its {where} has custom metadata"):
+            arrow_guard.check_arrow_file(memoryview(sink.getvalue()))
+
+
+def test_what_types_carry_is_counted():
+    """DF-LIM-02: a time zone is a string of any length, and many fields may name one type."""
+    zone = pa.timestamp("s", tz="Z" * 1000)
+    content = arrow_file(extra=[(pa.field("t", zone), pa.array([0, 0], zone))])
+    decode_file(content)
+    footer, _ = arrow_guard._footer(memoryview(content), "")
+    fields = footer.table(1).tables(1)
+    assert [arrow_guard._type_bytes(field) for field in fields] == [0] * (len(fields) - 1) + [1000]
+    union = pa.field("u", pa.dense_union([pa.field("a", pa.int8())], [5]))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, pa.schema([union])):
+        pass
+    footer, _ = arrow_guard._footer(memoryview(sink.getvalue()), "")
+    assert [arrow_guard._type_bytes(field) for field in footer.table(1).tables(1)] == [4]

@@ -52,6 +52,10 @@ def check_block_bytes(block_bytes: int, *, where: str = "") -> None:
     Raises:
         MalformedError: It is not one.
     """
+    if not isinstance(block_bytes, int) or isinstance(block_bytes, bool):
+        raise MalformedError(
+            ErrorCode.VALUE_INVALID, f"block_bytes is an integer, not {block_bytes!r}", where=where
+        )
     if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes & (block_bytes - 1):
         raise MalformedError(
             ErrorCode.VALUE_INVALID,

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.blocks import byte_view
-from deltaformat.errors import DeltaFormatError, ErrorCode, MissingError, StoreError
+from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError, StoreError
 from deltaformat.keys import parse_key
 from deltaformat.storage import (
     Buffers,
@@ -36,7 +37,7 @@ from deltaformat.storage import (
     missing,
 )
 
-__all__ = ["LocalStorage"]
+__all__ = ["LocalStorage", "open_regular"]
 
 # Other tools on object_store hide names of this form too.
 _TEMPORARY = re.compile(r".*#[0-9]+")
@@ -61,6 +62,8 @@ class LocalStorage:
     """
 
     def __init__(self, path: str, *, create: bool = False) -> None:
+        if "\0" in path or any("\ud800" <= character <= "\udfff" for character in path):
+            raise MalformedError(ErrorCode.INPUT_INVALID, f"{path[:100]!a} is no path", where="url")
         self._root = os.path.abspath(path)
         self._durable: set[str] = set()
         self._lock = threading.Lock()
@@ -224,7 +227,7 @@ class LocalStorage:
     @contextmanager
     def _reading(self, key: str) -> Iterator[FileIO]:
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
+            with open(self._path(key), "rb", buffering=0, opener=open_regular) as file:
                 yield file
         except OSError as error:
             raise self._read_error(key, error) from None
@@ -272,6 +275,15 @@ class LocalStorage:
         """Tell a store that has gone (unmounted, say) from an object that is not there (DF-STO-04)."""
         if not os.path.isdir(self._root):
             raise StoreError(ErrorCode.STORE_FAILED, f"the directory {self._root} is gone", where=where)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a regular file, for `open(opener=...)`: a pipe in its place would be waited for without end."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
 
 
 def _read(file: FileIO, length: int) -> bytes:

@@ -84,7 +84,8 @@ def open(
 
     Args:
         url: A path, `file:///path`, `memory://name`, or a `Storage`.
-        cache: A local directory that keeps decoded blocks, each verified again when it is used.
+        cache: A local directory that keeps decoded blocks, each verified again when it is used; one that only
+            you can write to, since `xxh3-128` does not stop who can choose the bytes.
         cache_bytes: Bytes the cache may take.
         memory_budget: Bytes that reading may have in flight, beside its result.
         threads: Blocks decoded at a time.

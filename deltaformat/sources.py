@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -21,6 +20,7 @@ from deltaformat.errors import (
 )
 from deltaformat.external import check_external_url
 from deltaformat.keys import check_object, external_key, parse_key
+from deltaformat.localstorage import open_regular
 from deltaformat.packs import ExternalRef, PackEntry, PackRef
 from deltaformat.storage import Storage
 
@@ -153,10 +153,10 @@ def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[
     It goes through no client of the store's, so no credentials go with it (DF-EXT-02).
     """
     parts = urlsplit(ref.url)
-    if parts.scheme != "file":
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise _unfetched(ref)
     try:
-        with Path(url2pathname(parts.path)).open("rb") as file:
+        with open(url2pathname(parts.path), "rb", opener=open_regular) as file:
             size = os.fstat(file.fileno()).st_size
             if size != ref.size:
                 raise CorruptError(

@@ -365,7 +365,10 @@ def open_storage(url: str | os.PathLike[str] | Storage, *, create: bool = False)
     if scheme == "memory":
         return _open_memory(rest)
     if scheme == "file":
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise MalformedError(ErrorCode.INPUT_INVALID, f"not a URL ({error})", where="url") from None
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
             raise MalformedError(ErrorCode.INPUT_INVALID, "a file URL is file:///absolute/path", where="url")
         return LocalStorage(unquote(parts.path), create=create)

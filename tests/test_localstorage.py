@@ -414,3 +414,20 @@ def test_a_forked_child_may_use_it(local: LocalStorage) -> None:
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert local.get(record_key(2)) == b"child"
+
+
+def test_a_pipe_in_an_objects_place_is_not_waited_for(tmp_path: Path) -> None:
+    """DF-SEC-01: no object makes a reader run without end."""
+    storage = LocalStorage(str(tmp_path))
+    key = record_key(0)
+    (tmp_path / "log").mkdir()
+    os.mkfifo(tmp_path / key)
+    for read in (lambda: storage.get(key), lambda: storage.get_ranges(key, [(0, 1)])):
+        with pytest.raises(StoreError, match="regular"):
+            read()
+
+
+def test_what_is_no_path_is_refused() -> None:
+    for path in ("a\0b", "a\ud800b"):
+        with pytest.raises(MalformedError):
+            LocalStorage(path, create=True)

@@ -26,7 +26,7 @@ from deltaformat.versionmap import VersionMap
 __all__ = ["Rebuilder", "Rebuilt", "allocate"]
 
 CONCURRENT_PACKS = 8
-BLOCKS_OF_A_CHAIN = 8  # a block's pieces and content may take that many blocks' memory, or the budget
+BLOCKS_OF_A_CHAIN = 66  # a block's pieces and content may take that many blocks' memory, or the budget
 BATCH_BYTES = 64 << 20  # enough for a fast link; larger ones only take memory that is not in any cache
 
 T = TypeVar("T")

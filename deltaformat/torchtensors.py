@@ -172,8 +172,19 @@ def _check_plain(torch: Any, tensor: Any) -> None:
         problem = "a quantised tensor is codes and scales; store tensor.int_repr() and the scales as tensors"
     elif tensor.is_meta:
         problem = "a meta tensor has no elements; load the weights first"
+    elif tensor.layout == torch.strided and _lacks_storage(tensor):
+        problem = "its storage was freed or resized away (FSDP does so); gather the parameter first"
     elif tensor.layout != torch.strided:
         problem = f"layout {tensor.layout} is not dense; pass its indices and values, or tensor.to_dense()"
     else:
         return
     raise UnsupportedError(ErrorCode.NOT_SUPPORTED, problem)
+
+
+def _lacks_storage(tensor: Any) -> bool:
+    """Whether a view reaches beyond the memory it is of: reading it would read somebody else's."""
+    if not tensor.numel():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    reach = (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+    return bool(reach > tensor.untyped_storage().nbytes())

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -154,9 +154,10 @@ class Writer(Stager):
         if block:
             return self._commit(request, streamed)
         copies = iter([(name, snapshot(host)) for name, host in streamed])
-        self._in_flight = CommitFuture()
-        self._background.submit(self._in_flight.fulfil, lambda: self._commit(request, copies))
-        return self._in_flight
+        future = CommitFuture()
+        self._background.submit(future.fulfil, lambda: self._commit(request, copies))
+        self._in_flight = future
+        return future
 
     # -- the commit ------------------------------------------------------------------------------------------
 
@@ -172,7 +173,9 @@ class Writer(Stager):
 
     def _settle_in_flight(self) -> None:
         if self._in_flight is not None:
-            future, self._in_flight = self._in_flight, None
+            future = self._in_flight
+            wait([future])  # interrupted here, the commit is still in flight, and still waited for
+            self._in_flight = None
             if not future.taken:
                 future.result()
 

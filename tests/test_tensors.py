@@ -531,3 +531,13 @@ def test_safetensors_writes_the_same_bytes_from_numpy(dtype, tmp_path):
     except (KeyError, safetensors.SafetensorError):
         pytest.skip("the library has no such NumPy dtype")
     assert saved(content) == {"w": (host.dtype, host.shape, host.data.tobytes())}
+
+
+def test_a_tensor_whose_storage_is_gone_is_refused():
+    """FSDP frees parameters so; what lies there then is somebody else's memory."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(300)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedError, match="storage"):
+        to_host("w", tensor)
+    assert to_host("w", torch.ones(30).expand(20, 30)).shape == (20, 30)

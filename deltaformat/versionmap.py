@@ -7,6 +7,7 @@ read-only.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -368,8 +369,7 @@ def _concatenate(
 ) -> VersionMap:
     names = tuple(chained.from_iterable(part.names for part in parts))
     if len(set(names)) != len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise InconsistentError(
             ErrorCode.PARTS_DISAGREE,
             f"tensor {twice[:200]!a} occurs twice; give each name once (DF-MAN-05)",

@@ -49,10 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     console = Console(json="--json" in arguments)
     try:
-        with contextlib.suppress(AttributeError, ValueError, io.UnsupportedOperation):
+        with contextlib.suppress(ValueError, io.UnsupportedOperation):
             # A terminal that cannot show a character gets its escape, not an error.
-            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-            sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(errors="backslashreplace")
         try:
             options = parse(arguments)
             code = int(options.run(options, console)) if options is not None else 0

@@ -26,11 +26,14 @@ class Held:
     """One tensor's bytes, shape (nbytes,), and what is known of each block.
 
     `digests` has shape (blocks, digest size); `valid` says for which blocks bytes and digest agree.
+    `keyframes` are the digests of what the first pieces of the blocks' chains give alone, all zero where that
+    is not known: with it a chain's beginning can be read and verified without the pieces after it.
     """
 
     data: Bytes
     digests: Bytes
     valid: npt.NDArray[np.bool_]
+    keyframes: Bytes
     block_bytes: int
 
     def block(self, index: int) -> Bytes:
@@ -46,6 +49,15 @@ class Held:
             and self.block(index).size == length
             and bool(np.array_equal(self.digests[index], digest))
         )
+
+    def keyframe(self, index: int) -> Bytes | None:
+        """The digest of what the chain's first piece of block `index` gives, if it is known."""
+        digest: Bytes | None = self.keyframes[index] if index < len(self.keyframes) else None
+        return digest if digest is not None and digest.any() else None
+
+    def know_keyframe(self, index: int, digest: bytes | None) -> None:
+        """Note the digest of what the chain's first piece of block `index` gives; None: it is not known."""
+        self.keyframes[index] = 0 if digest is None else np.frombuffer(digest, np.uint8)
 
     def replace(self, index: int, content: Bytes, digest: bytes) -> None:
         """Hold `content` as block `index` from now on."""
@@ -83,6 +95,7 @@ class Baseline:
             np.empty(nbytes, np.uint8),
             np.zeros((count, self._digest_bytes), np.uint8),
             np.zeros(count, np.bool_),
+            np.zeros((count, self._digest_bytes), np.uint8),
             self._block_bytes,
         )
         self._held[name] = new

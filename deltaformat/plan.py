@@ -13,7 +13,7 @@ from deltaformat.columns import prefix_sums, ranges
 from deltaformat.errors import ErrorCode, LimitError
 from deltaformat.versionmap import NOT_FRESH, VersionMap
 
-__all__ = ["Batch", "Plan", "plan_blocks", "plan_fresh"]
+__all__ = ["Batch", "Plan", "plan_blocks", "plan_fresh", "plan_keyframes"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -175,17 +175,53 @@ def plan_blocks(
         LimitError: A block needs more than `max_block`.
     """
     wanted = np.asarray(blocks, np.int64)
-    first = version.piece_start[wanted]
     return _plan(
         version,
         wanted,
         wanted[:0],
-        first,
+        version.piece_start[wanted],
+        version.depth[wanted].astype(np.int64),
         np.zeros(len(wanted), np.bool_),
         block_bytes,
         budget,
         max_gap,
         max_request,
+        max_block,
+    )
+
+
+def plan_keyframes(
+    version: VersionMap,
+    blocks: npt.NDArray[np.integer],
+    *,
+    block_bytes: int,
+    budget: int,
+    max_block: int | None = None,
+) -> Plan:
+    """Plan to read the first piece of each block's chain, and no other.
+
+    Args:
+        version: The map.
+        blocks: Blocks, counted over the whole map.
+        block_bytes: The store's block size.
+        budget: As for `plan_blocks`.
+        max_block: As for `plan_blocks`.
+
+    Raises:
+        LimitError: A block needs more than `max_block`.
+    """
+    wanted = np.asarray(blocks, np.int64)
+    return _plan(
+        version,
+        wanted,
+        wanted[:0],
+        version.piece_start[wanted],
+        np.ones(len(wanted), np.int64),
+        np.zeros(len(wanted), np.bool_),
+        block_bytes,
+        budget,
+        MAX_GAP,
+        MAX_REQUEST,
         max_block,
     )
 
@@ -223,8 +259,9 @@ def plan_fresh(
     based = fresh != NOT_FRESH
     first = np.where(based, version.piece_start[changed + 1] - fresh, version.piece_start[changed])
     skipped = wanted[version.fresh[wanted] == 0]
+    counts = version.piece_start[changed + 1] - first
     return _plan(
-        version, changed, skipped, first, based, block_bytes, budget, max_gap, max_request, max_block
+        version, changed, skipped, first, counts, based, block_bytes, budget, max_gap, max_request, max_block
     )
 
 
@@ -233,6 +270,7 @@ def _plan(
     blocks: Integers,
     skipped: Integers,
     first: Integers,
+    counts: Integers,
     based: npt.NDArray[np.bool_],
     block_bytes: int,
     budget: int,
@@ -240,7 +278,6 @@ def _plan(
     max_request: int,
     max_block: int | None,
 ) -> Plan:
-    counts = version.piece_start[blocks + 1] - first
     lengths = version.block_lengths(blocks, block_bytes)
     bounds = prefix_sums(counts)
     payload = np.diff(prefix_sums(version.length[ranges(first, counts)])[bounds])

@@ -15,6 +15,9 @@ __all__ = ["Policy", "StageCounts"]
 class Policy:
     """How a writer stores blocks. It decides sizes and speeds, never what is read back.
 
+    The default stores steps small, and first versions ready to use. `smallest` is for slow links and for what
+    is kept long, `lightest` for links so fast that decoding is what readers wait for.
+
     Attributes:
         max_chain: Pieces in a chain before its prefix is replaced, 2 to 64 (DF-WR-02).
         keyframe: How content that has no counterpart in the parent is stored: `raw` (packs are ordinary
@@ -30,6 +33,16 @@ class Policy:
     strata: bool | None = None
     pack_bytes: int = 64 << 20
     threads: int = 2
+
+    @classmethod
+    def smallest(cls, *, pack_bytes: int = 64 << 20, threads: int = 2) -> Policy:
+        """The fewest bytes: first versions compressed, positions by magnitude class, long chains."""
+        return cls(max_chain=32, keyframe="planes", strata=True, pack_bytes=pack_bytes, threads=threads)
+
+    @classmethod
+    def lightest(cls, *, pack_bytes: int = 64 << 20, threads: int = 2) -> Policy:
+        """The least work for whoever reads: first versions as they are, plain positions, short chains."""
+        return cls(max_chain=8, keyframe="raw", strata=False, pack_bytes=pack_bytes, threads=threads)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before anything is written.

@@ -5,7 +5,7 @@ Nothing leaves here that does not have its digest (DF-DIG-01).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,7 +19,7 @@ from deltaformat.digests import DigestAlgorithm
 from deltaformat.encodings import decode_piece
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
 from deltaformat.packs import ExternalRef
-from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh
+from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh, plan_keyframes
 from deltaformat.sources import Sources
 from deltaformat.versionmap import VersionMap
 
@@ -109,6 +109,32 @@ class Rebuilder:
 
         yield from self._run(version, self._plan(version, blocks), rebuild)
 
+    def keyframes(self, version: VersionMap, digests: Mapping[int, Bytes]) -> Iterator[tuple[int, Bytes]]:
+        """Give what the first pieces of chains give alone, for writers that know its digest.
+
+        Args:
+            version: The map.
+            digests: Block, counted over the whole map -> digest of the result.
+
+        Raises:
+            CorruptError: a result does not have its digest.
+            MissingError, MalformedError, StoreError: a piece cannot be read.
+        """
+        blocks = np.fromiter(digests, np.int64, len(digests))
+        lengths = dict(
+            zip(blocks.tolist(), version.block_lengths(blocks, self._block_bytes).tolist(), strict=True)
+        )
+        plan = plan_keyframes(
+            version, blocks, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
+        )
+
+        def rebuild(work: _Work) -> tuple[int, Bytes]:
+            data = np.empty(lengths[work.block], np.uint8)
+            self._decode(version, work, data, digest=digests[work.block])
+            return work.block, data
+
+        yield from self._run(version, plan, rebuild)
+
     def into(
         self,
         version: VersionMap,
@@ -161,7 +187,11 @@ class Rebuilder:
             version, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
         )
         with ThreadPoolExecutor(self._threads) as pool:
-            for _ in pool.map(lambda block: self._check(version, block, place(block)), plan.skipped.tolist()):
+            checks = pool.map(
+                lambda block: self._check(version, block, place(block), version.digest[block]),
+                plan.skipped.tolist(),
+            )
+            for _ in checks:
                 pass
         for _ in self._run(version, plan, lambda work: self._decode(version, work, place(work.block))):
             pass
@@ -208,26 +238,39 @@ class Rebuilder:
     # -- one block -------------------------------------------------------------------------------------------
 
     def _decode(
-        self, version: VersionMap, work: _Work, out: Bytes, *, keep_keyframe: bool = False
+        self,
+        version: VersionMap,
+        work: _Work,
+        out: Bytes,
+        *,
+        keep_keyframe: bool = False,
+        digest: Bytes | None = None,
     ) -> Bytes | None:
-        """Apply a block's pieces to `out` and check the result.
+        """Apply a block's pieces to `out` and check the result: the manifest's digest, unless one is given.
 
         Gives the state after the first piece where that is not the last.
         """
         payloads = work.payloads()
+        expected = version.digest[work.block] if digest is None else digest
         try:
-            return self._apply(version, work, payloads, out, keep_keyframe)
+            return self._apply(version, work, payloads, out, expected, keep_keyframe)
         except DeltaFormatError as error:
             mended = None if work.batch.based[work.index] else self._from_copies(version, work, payloads)
             if mended is None:
                 raise
             try:
-                return self._apply(version, work, mended, out, keep_keyframe)
+                return self._apply(version, work, mended, out, expected, keep_keyframe)
             except DeltaFormatError:
                 raise error from None
 
     def _apply(
-        self, version: VersionMap, work: _Work, payloads: list[Bytes], out: Bytes, keep_keyframe: bool
+        self,
+        version: VersionMap,
+        work: _Work,
+        payloads: list[Bytes],
+        out: Bytes,
+        expected: Bytes,
+        keep_keyframe: bool,
     ) -> Bytes | None:
         keyframe = None
         try:
@@ -237,7 +280,7 @@ class Rebuilder:
                     keyframe = out.copy()
         except DeltaFormatError as error:
             raise type(error)(error.code, error.message, where=_where(version, work.block)) from error
-        self._check(version, work.block, out)
+        self._check(version, work.block, out, expected)
         return keyframe
 
     def _from_copies(self, version: VersionMap, work: _Work, payloads: list[Bytes]) -> list[Bytes] | None:
@@ -254,8 +297,8 @@ class Rebuilder:
                 mended[number] = np.frombuffer(copy, np.uint8)
         return mended if any(a is not b for a, b in zip(mended, payloads, strict=True)) else None
 
-    def _check(self, version: VersionMap, block: int, content: Bytes) -> None:
-        if self._digest(content) != version.digest[block].tobytes():
+    def _check(self, version: VersionMap, block: int, content: Bytes, expected: Bytes) -> None:
+        if self._digest(content) != expected.tobytes():
             raise CorruptError(
                 ErrorCode.DIGEST_MISMATCH,
                 "the rebuilt block does not have its digest; `verify` tells which objects are damaged",

@@ -18,20 +18,29 @@ import numpy.typing as npt
 
 from deltaformat.baseline import Baseline, Held
 from deltaformat.blocks import Buffer, Bytes, block_lengths, block_range, byte_view
-from deltaformat.columns import prefix_sums
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
 from deltaformat.encodings.strata import Positions
 from deltaformat.encodings.streams import fitting_width
-from deltaformat.errors import ErrorCode, InconsistentError
-from deltaformat.pieces import ENCODING, LENGTH, NO_PIECES, OFFSET, PACK, SLOT, Pieces, StagedRow, pieces_of
+from deltaformat.errors import CorruptError, ErrorCode, InconsistentError
+from deltaformat.pieces import (
+    NO_PIECES,
+    OFFSET,
+    PACK,
+    SLOT,
+    Pieces,
+    StagedRow,
+    build_map,
+    pieces_of,
+)
 from deltaformat.policy import Policy, StageCounts
+from deltaformat.rebase import rebase_due, squash
 from deltaformat.rebuild import Rebuilder, Rebuilt
 from deltaformat.sink import PackSink
 from deltaformat.tensors import HostTensor
 from deltaformat.twins import Twins
-from deltaformat.versionmap import NOT_FRESH, VersionMap, VersionMapBuilder
+from deltaformat.versionmap import NOT_FRESH, VersionMap
 
 __all__ = ["Stage"]
 
@@ -49,13 +58,15 @@ class _Look:
         index: Block index in its tensor.
         digest: Of the new content; None means that the block is the parent's.
         own: Encoding and payload of the block's own piece, once encoded.
-        prefix: Encodings and payloads that replace a full chain, where that was due.
+        rebase: Whether the chain's prefix is due to be replaced.
+        prefix: Encoding and payload that replace it, once encoded.
     """
 
     index: int
     digest: bytes | None = None
     own: tuple[Encoding, Buffer] | None = None
-    prefix: list[tuple[Encoding, Buffer]] | None = None
+    rebase: bool = False
+    prefix: tuple[Encoding, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -159,31 +170,8 @@ class Stage:
         self._pool.shutdown()
         self.counts.read_bytes += self._twins.read_bytes
         refs, offsets = self._sink.close()
-        starts = prefix_sums(np.fromiter(map(len, offsets), np.int64, len(offsets)))
-        table = np.concatenate([np.empty(0, np.int64), *offsets])  # of all slots of all packs
-        parent_packs = self._parent.packs if self._parent is not None else ()
-        builder = VersionMapBuilder(digest_bytes=self._digest.size, packs=[*parent_packs, *refs])
-        if self._parent is not None:
-            unchanged = [self._parent.index[name] for name, row in self._staged.items() if row is None]
-            builder.add_rows(self._parent, unchanged)
-        for row in self._staged.values():
-            if not isinstance(row, StagedRow):
-                continue
-            new = row.slot >= 0
-            row.offset[new] += table[starts[row.pack[new] - self._first_new_pack] + row.slot[new]]
-            builder.add_tensor(
-                row.name,
-                row.dtype,
-                row.shape,
-                digests=row.digests,
-                fresh=row.fresh,
-                depth=row.depth,
-                pack=row.pack,
-                offset=row.offset,
-                length=row.length,
-                encoding=row.encoding,
-            )
-        return builder.finish()
+        rows = {name: row for name, row in self._staged.items() if not isinstance(row, _Tensor)}
+        return build_map(self._parent, rows, refs, offsets, digest_bytes=self._digest.size)
 
     def abort(self) -> None:
         """Give up: uploads that have not begun are dropped, and no thread is left."""
@@ -216,31 +204,21 @@ class Stage:
         return described == (self._parent.dtypes[row], self._parent.shapes[row])
 
     def _row(self, tensor: _Tensor) -> StagedRow:
-        chains = [self._chain(tensor, index) for index in range(len(tensor.lengths))]
-        pieces = np.concatenate([NO_PIECES, *chains])
-        return StagedRow(
+        return StagedRow.of_chains(
             tensor.name,
             tensor.host.dtype,
             tensor.host.shape,
             digests=tensor.held.digests.copy(),
-            fresh=np.array(tensor.fresh, np.uint8),
-            depth=np.fromiter(map(len, chains), np.uint8, len(chains)),
-            pack=pieces[:, PACK].astype(np.int32),
-            offset=pieces[:, OFFSET].copy(),
-            length=pieces[:, LENGTH].astype(np.uint32),
-            encoding=pieces[:, ENCODING].astype(np.uint8),
-            slot=pieces[:, SLOT].astype(np.int32),
+            fresh=tensor.fresh,
+            chains=[self._chain(tensor, index) for index in range(len(tensor.lengths))],
         )
 
     def _stage_slab(self, tensor: _Tensor, slab: range) -> None:
         started = time.perf_counter()
         looks = self._map(lambda index: self._look(tensor, index), slab)
         unread = [look for look in looks if look.digest is not None and look.own is None]
-        if unread and self._parent is not None:
-            ids = np.array([tensor.parent_start + look.index for look in unread], np.int64)
-            rebuilt = list(self._rebuilder.blocks(self._parent, ids))
-            self.counts.read_bytes += sum(block.data.size for block in rebuilt)
-            self._map(lambda pair: self._encode_read(tensor, *pair), list(zip(unread, rebuilt, strict=True)))
+        self._read(tensor, unread, self._encode_read)
+        self._rebase(tensor, [look for look in looks if look.rebase and look.prefix is None])
         for look in looks:
             if look.digest is None:
                 self._place_unchanged(tensor, look.index)
@@ -248,6 +226,40 @@ class Stage:
                 self._place_changed(tensor, look, look.digest)
         self.counts.encode_seconds += time.perf_counter() - started
         self._progress(int(tensor.lengths[slab.start : slab.stop].sum()))
+
+    def _read(
+        self, tensor: _Tensor, looks: Sequence[_Look], use: Callable[[_Tensor, _Look, Rebuilt], None]
+    ) -> None:
+        """Read the parent's blocks, whole chains, for what `use` does with them."""
+        if looks and self._parent is not None:
+            ids = np.array([tensor.parent_start + look.index for look in looks], np.int64)
+            rebuilt = list(self._rebuilder.blocks(self._parent, ids))
+            self.counts.read_bytes += sum(block.data.size for block in rebuilt)
+            self._map(lambda pair: use(tensor, *pair), list(zip(looks, rebuilt, strict=True)))
+
+    def _rebase(self, tensor: _Tensor, looks: Sequence[_Look]) -> None:
+        """Encode new prefixes for chains of blocks that are held.
+
+        The first pieces are enough where the digests of their content are known; otherwise whole chains vouch
+        for it.
+        """
+        if not looks or self._parent is None or tensor.old is None:
+            return
+        old, at = tensor.old, {tensor.parent_start + look.index: look for look in looks}
+        digests = {block: old.keyframe(look.index) for block, look in at.items()}
+        known = {block: digest for block, digest in digests.items() if digest is not None}
+
+        def use(read: tuple[int, Bytes]) -> None:
+            block, keyframe = read
+            self._squash(tensor, at[block], old.block(at[block].index), keyframe)
+
+        try:
+            read = list(self._rebuilder.keyframes(self._parent, known))
+        except CorruptError:
+            read = []  # what is known may be of a commit that failed: the whole chain tells
+        self.counts.read_bytes += sum(keyframe.size for _, keyframe in read)
+        self._map(use, read)
+        self._read(tensor, [look for look in looks if look.prefix is None], self._squash_read)
 
     def _map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if len(items) == 1 or self._policy.threads == 1:
@@ -266,25 +278,35 @@ class Stage:
             positions = changed_positions(new, base, fitting_width(new.size, tensor.dtype.width))
             if not positions.size:
                 return _Look(index)
-            own = None if self._rebase_due(tensor, index) else self._encode(tensor, new, base, positions)
-            return _Look(index, self._digest(new), own)
+            own = self._encode(tensor, new, base, positions)
+            return _Look(index, self._digest(new), own, self._rebase_due(tensor, index, own))
         digest = self._digest(new)
         return _Look(index, None if digest == expected.tobytes() else digest)
 
     def _encode_read(self, tensor: _Tensor, look: _Look, parent: Rebuilt) -> None:
         look.own = self._encode(tensor, tensor.block(look.index), parent.data, None)
-        if look.own[0].needs_base and self._rebase_due(tensor, look.index):
-            # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the
-            # parent's digest.
-            squash = self._encode(tensor, parent.data, parent.keyframe, None)
-            alone = encode_block(parent.data, None, tensor.dtype)
-            room = self._policy.max_chain > 2
-            pays = room and squash[0].needs_base and 2 * _size(squash[1]) < _size(alone[1])
-            look.prefix = [squash] if pays else [alone]
+        look.rebase = self._rebase_due(tensor, look.index, look.own)
+        if look.rebase:
+            self._squash_read(tensor, look, parent)
+
+    def _squash_read(self, tensor: _Tensor, look: _Look, parent: Rebuilt) -> None:
+        # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the parent's
+        # digest.
+        tensor.held.know_keyframe(look.index, self._digest(parent.keyframe))
+        self._squash(tensor, look, parent.data, parent.keyframe)
+
+    def _squash(self, tensor: _Tensor, look: _Look, parent: Bytes, keyframe: Bytes) -> None:
+        look.prefix = squash(
+            parent,
+            keyframe,
+            tensor.dtype,
+            max_chain=self._policy.max_chain,
+            encode=lambda new, base: self._encode(tensor, new, base, None),
+        )
 
     def _encode(
         self, tensor: _Tensor, new: Bytes, base: Bytes, positions: Positions | None
-    ) -> tuple[Encoding, Buffer]:
+    ) -> tuple[Encoding, bytes]:
         return encode_block(new, base, tensor.dtype, positions=positions, strata=self._policy.strata)
 
     def _encode_first(self, tensor: _Tensor, new: Bytes) -> tuple[Encoding, Buffer]:
@@ -292,19 +314,17 @@ class Stage:
             (Encoding.RAW, new) if self._policy.keyframe == "raw" else encode_block(new, None, tensor.dtype)
         )
 
-    def _rebase_due(self, tensor: _Tensor, index: int) -> bool:
-        """Whether the chain is full, or it is this block's turn.
-
-        Turns spread re-bases over blocks and steps.
-        """
+    def _rebase_due(self, tensor: _Tensor, index: int, own: tuple[Encoding, Buffer]) -> bool:
         assert self._parent is not None
         block = tensor.parent_start + index
-        depth, limit = int(self._parent.depth[block]), self._policy.max_chain
-        spread = max(1, limit // 4)
-        turn = (block + self._depth) % spread == 0
-        return depth >= limit or (
-            turn and depth >= max(3, limit - spread)
-        )  # to squash one delta gains nothing
+        chain = slice(self._parent.piece_start[block], self._parent.piece_start[block + 1])
+        return own[0].needs_base and rebase_due(
+            self._parent.length[chain],
+            _size(own[1]),
+            block=int(tensor.lengths[index]),
+            turn=block + self._depth,
+            max_chain=self._policy.max_chain,
+        )
 
     def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
         assert self._parent is not None
@@ -312,6 +332,7 @@ class Stage:
         digest = self._parent.digest[block]
         if not tensor.held.matches(index, digest, int(tensor.lengths[index])):
             tensor.held.replace(index, tensor.block(index), digest.tobytes())
+            tensor.held.know_keyframe(index, None)
         tensor.chains.append(None)
         tensor.fresh.append(0)
 
@@ -324,6 +345,13 @@ class Stage:
         if twin is None and 4 * _size(payload) > new.size:
             twin = self._twins.in_parent(digest, new)
         tensor.held.replace(index, new, digest)
+        if twin is not None:
+            tensor.held.know_keyframe(index, None)
+        elif not encoding.needs_base:
+            tensor.held.know_keyframe(index, digest)
+        elif look.prefix is not None and not look.prefix[0].needs_base:
+            assert self._parent is not None
+            tensor.held.know_keyframe(index, self._parent.digest[tensor.parent_start + index].tobytes())
         if twin is not None:
             chain, fresh = twin
         elif encoding is Encoding.RAW and self._sink.fits_whole(tensor.host.data.size):
@@ -379,8 +407,9 @@ class Stage:
     def _prefix(self, look: _Look, before: Pieces) -> Pieces:
         if look.prefix is None:
             return before
-        pieces = [self._piece(encoding, payload, kind="rebase") for encoding, payload in look.prefix]
-        return np.concatenate([before[:1], *pieces] if look.prefix[0][0].needs_base else pieces)
+        encoding, payload = look.prefix
+        piece = self._piece(encoding, payload, kind="rebase")
+        return np.concatenate([before[:1], piece]) if encoding.needs_base else piece
 
     def _place_raw(self, tensor: _Tensor) -> None:
         whole = len(tensor.raw) == len(tensor.lengths)

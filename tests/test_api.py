@@ -58,6 +58,7 @@ LAYERS = {
         "part",
         "pieces",
         "policy",
+        "rebase",
         "sidecars",
         "sink",
         "stage",

@@ -12,13 +12,15 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.errors import ErrorCode, MalformedError, UnsafeError
+from deltaformat.localstorage import open_regular
 
 __all__ = ["BlockCache"]
 
@@ -46,12 +48,17 @@ class BlockCache:
     """Decoded blocks of one store in a directory that several stores and processes may share.
 
     Args:
-        directory: Where; it is made at need. Only files of the cache's own naming are ever deleted there.
+        directory: Where; it is made at need. Only files of the cache's own naming are ever deleted there, and
+            only its user may write in it: `xxh3-128` is no defence against who can choose content.
         max_bytes: Bound on the sum of all entries' sizes, of all stores. Several processes that write at the
             same time may go past it, each by a sixteenth.
         store_uuid: The store's identity, from its descriptor.
         digest: The store's digest algorithm.
         clock: Seconds since the epoch, as the files' times are.
+
+    Raises:
+        UnsafeError: Others could write in the cache (path-unsafe).
+        MalformedError: An argument that cannot be meant (input-invalid).
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class BlockCache:
                 ErrorCode.INPUT_INVALID, f"{store_uuid!r} is not a store's uuid", where="block cache"
             )
         self._root = Path(directory) / _ROOT
+        _check_private(self._root)
         self._base = self._root / store_uuid / digest.name
         self._digest = digest
         self._max_bytes = max_bytes
@@ -92,7 +100,7 @@ class BlockCache:
         """
         path = self._path(digest, chain)
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=open_regular) as file:
                 data = file.read(length + 1)
         except OSError:
             return None
@@ -115,6 +123,8 @@ class BlockCache:
             if path.exists():
                 return
             self._make_room(size)
+            self._root.parent.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, exist_ok=True)
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with open(temporary, "xb") as file:
@@ -173,3 +183,25 @@ class BlockCache:
                         os.unlink(path)
                 except OSError:
                     continue
+
+
+def _check_private(root: Path) -> None:
+    """Refuse a cache that somebody else has made, or may write in."""
+    try:
+        info = os.lstat(root)
+    except OSError:
+        return  # not made yet, or of no use
+    except ValueError as error:
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            f"it cannot be a cache's directory ({error})",
+            where=f"cache {str(root)!r}",
+        ) from None
+    if os.name != "posix":
+        return
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise UnsafeError(
+            ErrorCode.PATH_UNSAFE,
+            "others could write there; give a cache of your own, or take their rights away (chmod -R go-w)",
+            where=f"cache {str(root)!r}",
+        )

@@ -46,7 +46,7 @@ class Ticket:
         """
         uuid, _, rest = text.partition(":")
         claim, _, branch = rest.partition(":")
-        if not (uuid and branch and claim.isascii() and claim.isdigit()):
+        if not (uuid and branch and claim.isascii() and claim.isdigit() and len(claim) <= 16):
             raise MalformedError(
                 ErrorCode.INPUT_INVALID, "not a writer's ticket; pass str(writer.ticket)", where="ticket"
             )

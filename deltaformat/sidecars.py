@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.errors import ErrorCode, LimitError, MalformedError
 from deltaformat.export import check_files
 from deltaformat.keys import file_key
+from deltaformat.localstorage import open_regular
 from deltaformat.packs import FileRef
 from deltaformat.storage import Storage
 
 __all__ = ["Files", "UploadedFiles", "check_sources", "upload_files"]
+
+MAX_FILE_BYTES = 1 << 30
+"""A sidecar file is held in memory whole; a larger one was hardly meant."""
 
 Files = Mapping[str, "str | PathLike[str] | bytes"]
 
@@ -39,6 +44,7 @@ def upload_files(storage: Storage, files: Files, *, claim: int, parent: tuple[Fi
 
     Raises:
         MalformedError: a local file that cannot be read (input-invalid).
+        LimitError: one of more than `MAX_FILE_BYTES`.
         StoreError: the store failed.
     """
     known = {(ref.key.rpartition("/")[2], ref.size): ref.key for ref in parent}
@@ -85,7 +91,16 @@ def check_sources(files: Files) -> None:
 
 def _read(path: str, source: str | PathLike[str]) -> bytes:
     try:
-        return Path(source).read_bytes()
+        with open(source, "rb", opener=open_regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise LimitError(
+                    ErrorCode.LIMIT_EXCEEDED,
+                    f"{str(source)!r} has {size} bytes, above the {MAX_FILE_BYTES} of a sidecar file; "
+                    "store weights as tensors",
+                    where=f"file {path}",
+                )
+            return file.read()
     except OSError as error:
         raise MalformedError(
             ErrorCode.INPUT_INVALID,

@@ -2,13 +2,14 @@
 
 import multiprocessing
 import os
+import stat
 import threading
 
 import pytest
 
 from deltaformat.blockcache import BlockCache
 from deltaformat.digests import get_digest
-from deltaformat.errors import MalformedError
+from deltaformat.errors import MalformedError, UnsafeError
 
 UUID = "0123456789abcdef" * 2
 DIGEST = get_digest("xxh3-128")
@@ -209,3 +210,38 @@ def test_threads_and_processes(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0]
     assert all(len(path.read_bytes()) == 1_000 for path in entries(tmp_path))
     assert sum(path.stat().st_size for path in entries(tmp_path)) <= 8_000 + 3 * 1_000
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights are told apart on POSIX")
+def test_a_cache_that_others_may_write_in_is_refused(tmp_path):
+    """DF-SEC-01: what they put there could have the digest that is asked for."""
+    data = os.urandom(100)
+    make(tmp_path).put(DIGEST(data), data)
+    (root,) = tmp_path.iterdir()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    root.chmod(0o770)
+    with pytest.raises(UnsafeError, match="others could write there") as caught:
+        make(tmp_path)
+    assert str(root) in caught.value.where
+    root.chmod(0o755)
+    assert make(tmp_path).get(DIGEST(data), 100) == data
+    root.rename(tmp_path / "elsewhere")
+    root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeError):
+        make(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_an_entrys_place_is_a_miss(tmp_path):
+    data = os.urandom(100)
+    cache = make(tmp_path)
+    cache.put(DIGEST(data), data)
+    (path,) = entries(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.get(DIGEST(data), 100) is None
+
+
+def test_a_directory_that_cannot_be(tmp_path):
+    with pytest.raises(MalformedError, match="cannot be a cache's directory"):
+        make(str(tmp_path) + "/a\0b")

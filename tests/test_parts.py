@@ -120,7 +120,15 @@ def test_tickets():
         ticket = writer.ticket
         assert Ticket.parse(str(ticket)) == ticket == Ticket(store.uuid, "a-b/c", 0)
         assert store.stager(str(ticket)).branch == "a-b/c" == writer.branch
-        for wrong in ("", "x", f"{store.uuid}:x:main", f"{store.uuid}:1", f"{store.uuid}:1:", f":{1}:main"):
+        for wrong in (
+            "",
+            "x",
+            f"{store.uuid}:x:main",
+            f"{store.uuid}:1",
+            f"{store.uuid}:1:",
+            ":1:main",
+            f"{store.uuid}:{'9' * 5000}:main",
+        ):
             with pytest.raises(MalformedError):
                 store.stager(wrong)
         with pytest.raises(MalformedError, match="another store"):

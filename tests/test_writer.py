@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from deltaformat.errors import (
     ConflictError,
     ErrorCode,
     InconsistentError,
+    LimitError,
     MalformedError,
     MissingError,
     StoreError,
@@ -274,6 +276,19 @@ def test_sidecar_files(tmp_path):
         version.read_file("config.json")
     assert caught.value.code is ErrorCode.FILE_MISSING
     assert store.verify(all=True).findings == []
+
+
+def test_what_is_no_sidecar_file_is_refused(tmp_path):
+    """DF-LIM-02, DF-SEC-01: neither a disk's worth of nothing nor a pipe is read."""
+    with make().writer() as writer:
+        huge, pipe = tmp_path / "huge", tmp_path / "pipe"
+        with huge.open("wb") as file:
+            file.truncate(1 << 40)
+        with pytest.raises(LimitError, match="of a sidecar file"):
+            writer.commit(step=0, tensors={}, files={"a": huge})
+        os.mkfifo(pipe)
+        with pytest.raises(MalformedError, match="neither bytes nor"):
+            writer.commit(step=0, tensors={}, files={"a": pipe})
 
 
 @pytest.mark.parametrize(

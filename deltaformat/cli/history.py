@@ -8,7 +8,7 @@ from typing import Any
 
 import deltaformat as df
 from deltaformat.cli.options import Commands, UsageError, add_branch, positive
-from deltaformat.cli.output import Column, Console, human, plain, table
+from deltaformat.cli.output import MAX_NAME, Column, Console, human, plain, table
 from deltaformat.errors import ErrorCode, MissingError
 from deltaformat.records import Claim, Commit, Drop, Fork, Record, Retire, Tag
 
@@ -94,13 +94,21 @@ def _row(record: Record, notes: list[str]) -> list[str]:
     step = f"{record.step}" if isinstance(record, Commit | Fork) else ""
     branch = getattr(record, "branch", "")
     note = "; ".join(filter(None, [_describe(record), *notes]))
-    return [str(record.seq), record.kind, plain(branch), step, plain(record.time), added, plain(note)]
+    return [
+        str(record.seq),
+        record.kind,
+        plain(branch),
+        step,
+        plain(record.time[:MAX_NAME]),
+        added,
+        plain(note),
+    ]
 
 
 def _describe(record: Record) -> str:
     match record:
         case Claim():
-            parts = [f"epoch {record.epoch}, held by {record.host} pid {record.pid}"]
+            parts = [f"epoch {record.epoch}, held by {record.host[:MAX_NAME]} pid {record.pid}"]
             if record.resume_from is not None:
                 parts.append(f"back to commit {record.resume_from}")
             if record.single_writer:

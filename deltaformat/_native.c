@@ -2,7 +2,7 @@
 
    Bit-identical to it, and optional: without this module NumPy serves. Everything walks a block once, in chunks that
    stay in the first cache, on two primitives that turn 64 bytes into 64 bits: which of them differ, and which are
-   below a threshold. Only these exist per instruction set; the fastest that the CPU has is chosen when the module is
+   in a range. Only these exist per instruction set; the fastest that the CPU has is chosen when the module is
    loaded (DELTAFORMAT_NATIVE names another, or 0 for none). The GIL is released around every loop. Buffers may have
    any alignment; what is read from one is never trusted to be the same when it is read again. */
 
@@ -26,6 +26,7 @@ typedef uint64_t u64;
 #define INLINE static inline __attribute__((always_inline))
 #define popcount(x) ((u32)__builtin_popcountll(x))
 #define lowest(x) ((u32)__builtin_ctzll(x))
+#define bit_length(x) (64 - (u32)__builtin_clzll(x)) /* of a positive number */
 #else
 #define INLINE static inline
 INLINE u32 popcount(u64 x) {
@@ -34,14 +35,22 @@ INLINE u32 popcount(u64 x) {
     return (u32)(((x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu) * 0x0101010101010101u >> 56);
 }
 INLINE u32 lowest(u64 x) { return popcount(~x & (x - 1)); }
+INLINE u32 bit_length(u64 x) {
+    u32 length = 0;
+    for (; x; x >>= 1)
+        length++;
+    return length;
+}
 #endif
 
 #define MAX_THRESHOLDS 15
 #define MAX_STRATA (MAX_THRESHOLDS + 1)
 #define MAX_K 26
 #define ESCAPE 255
+#define NO_RANK UINT32_MAX
 #define CHUNK 256 /* elements */
 #define WORDS (CHUNK / 64)
+#define LINES 64 /* of 64 bytes */
 
 INLINE u64 load(const u8 *from, size_t size) {
     u64 value = 0;
@@ -67,17 +76,10 @@ INLINE void store_element(u8 *to, u32 log_width, u64 value) {
     }
 }
 
-INLINE u32 bit_length(u64 x) {
-    u32 length = 0;
-    for (; x; x >>= 1)
-        length++;
-    return length;
-}
-
 /* -- The primitives ----------------------------------------------------------------------------------------------- */
 
 typedef u64 (*Differ)(const u8 *, const u8 *); /* bit i: byte i of the one is not byte i of the other */
-typedef u64 (*Below)(const u8 *, u8);          /* bit i: byte i is below the threshold */
+typedef u64 (*Within)(const u8 *, u8, u8);     /* bit i: byte i is at least the second, and above it by at most the third */
 typedef u32 (*Select)(u64, u32);               /* place of the set bit number r, which the word has */
 
 #define HIGHS 0x8080808080808080u
@@ -95,12 +97,13 @@ static inline u64 differ_portable(const u8 *a, const u8 *b) {
     return bits;
 }
 
-static inline u64 below_portable(const u8 *keys, u8 threshold) {
-    u64 bits = 0, y = threshold * ONES;
+static inline u64 within_portable(const u8 *keys, u8 first, u8 span) {
+    u64 bits = 0, y = span * ONES, z = first * ONES;
     for (int i = 0; i < 8; i++) {
         u64 x = load(keys + 8 * i, 8);
-        u64 at_least = (x | HIGHS) - (y & ~HIGHS); /* of the low 7 bits */
-        bits |= gather_highs(((~x & y) | (~(x ^ y) & ~at_least)) & HIGHS) << 8 * i;
+        x = ((x | HIGHS) - (z & ~HIGHS)) ^ ((x ^ ~z) & HIGHS); /* x - z in each byte */
+        u64 low = (y | HIGHS) - (x & ~HIGHS);                  /* of the low 7 bits: y is at least x */
+        bits |= gather_highs(((~x & y) | (~(x ^ y) & low)) & HIGHS) << 8 * i;
     }
     return bits;
 }
@@ -127,9 +130,10 @@ AVX2 static inline __m256i load_32(const u8 *from) { return _mm256_loadu_si256((
 AVX2 static inline u64 differ_avx2(const u8 *a, const u8 *b) {
     return ~(equal_32(load_32(a), load_32(b)) | (u64)equal_32(load_32(a + 32), load_32(b + 32)) << 32);
 }
-AVX2 static inline u64 below_avx2(const u8 *keys, u8 threshold) {
-    __m256i y = _mm256_set1_epi8((char)threshold), low = load_32(keys), high = load_32(keys + 32);
-    return ~(equal_32(_mm256_max_epu8(low, y), low) | (u64)equal_32(_mm256_max_epu8(high, y), high) << 32);
+AVX2 static inline u64 within_avx2(const u8 *keys, u8 first, u8 span) {
+    __m256i y = _mm256_set1_epi8((char)span), z = _mm256_set1_epi8((char)first);
+    __m256i low = _mm256_sub_epi8(load_32(keys), z), high = _mm256_sub_epi8(load_32(keys + 32), z);
+    return equal_32(_mm256_min_epu8(low, y), low) | (u64)equal_32(_mm256_min_epu8(high, y), high) << 32;
 }
 AVX2 static inline u32 select_avx2(u64 word, u32 rank) {
     return select_portable(word, rank); /* pdep is slow in some CPUs that have AVX2 */
@@ -138,8 +142,9 @@ AVX2 static inline u32 select_avx2(u64 word, u32 rank) {
 AVX512 static inline u64 differ_avx512(const u8 *a, const u8 *b) {
     return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
 }
-AVX512 static inline u64 below_avx512(const u8 *keys, u8 threshold) {
-    return _mm512_cmplt_epu8_mask(_mm512_loadu_si512(keys), _mm512_set1_epi8((char)threshold));
+AVX512 static inline u64 within_avx512(const u8 *keys, u8 first, u8 span) {
+    __m512i above = _mm512_sub_epi8(_mm512_loadu_si512(keys), _mm512_set1_epi8((char)first));
+    return _mm512_cmple_epu8_mask(above, _mm512_set1_epi8((char)span));
 }
 AVX512 static inline u32 select_avx512(u64 word, u32 rank) { return lowest(_pdep_u64((u64)1 << rank, word)); }
 
@@ -160,10 +165,10 @@ NEON static inline u64 differ_neon(const u8 *a, const u8 *b) {
         flags[i] = vmvnq_u8(vceqq_u8(vld1q_u8(a + 16 * i), vld1q_u8(b + 16 * i)));
     return gather_64(flags);
 }
-NEON static inline u64 below_neon(const u8 *keys, u8 threshold) {
+NEON static inline u64 within_neon(const u8 *keys, u8 first, u8 span) {
     uint8x16_t flags[4];
     for (int i = 0; i < 4; i++)
-        flags[i] = vcltq_u8(vld1q_u8(keys + 16 * i), vdupq_n_u8(threshold));
+        flags[i] = vcleq_u8(vsubq_u8(vld1q_u8(keys + 16 * i), vdupq_n_u8(first)), vdupq_n_u8(span));
     return gather_64(flags);
 }
 NEON static inline u32 select_neon(u64 word, u32 rank) { return select_portable(word, rank); }
@@ -185,17 +190,23 @@ INLINE size_t put_places(u64 bits, size_t first, u32 log_width, u32 *places, siz
     return count;
 }
 
+/* Which lines differ cannot be foretold: they are marked first, without a branch, and then looked at. */
 INLINE size_t diff_body(const u8 *a, const u8 *b, size_t size, u32 log_width, u32 *places, size_t room, Differ differ) {
     size_t count = 0, at = 0;
-    for (; at + 64 <= size; at += 64) {
-        u64 bits = differ(a + at, b + at);
-        if (bits)
-            count = put_places(bits, at, log_width, places, room, count);
+    for (; at + 64 * LINES <= size; at += 64 * LINES) {
+        u64 bits[LINES], found = 0;
+        for (u32 i = 0; i < LINES; i++) {
+            bits[i] = differ(a + at + 64 * i, b + at + 64 * i);
+            found |= (u64)(bits[i] != 0) << i;
+        }
+        for (; found; found &= found - 1)
+            count = put_places(bits[lowest(found)], at + 64 * lowest(found), log_width, places, room, count);
     }
-    if (at < size) {
+    for (; at < size; at += 64) {
         u8 last[2][64] = {{0}};
-        memcpy(last[0], a + at, size - at);
-        memcpy(last[1], b + at, size - at);
+        const size_t left = size - at < 64 ? size - at : 64;
+        memcpy(last[0], a + at, left);
+        memcpy(last[1], b + at, left);
         count = put_places(differ(last[0], last[1]), at, log_width, places, room, count);
     }
     return count;
@@ -208,7 +219,8 @@ INLINE size_t diff_body(const u8 *a, const u8 *b, size_t size, u32 log_width, u3
 typedef struct {
     u32 log_width, thresholds, by_bits;
     u64 values[MAX_THRESHOLDS];
-    u8 limits[MAX_THRESHOLDS];
+    u8 limits[MAX_THRESHOLDS], stratum_of[256]; /* by key */
+    u8 lowest[MAX_STRATA], span[MAX_STRATA];    /* the keys of a stratum */
 } Strata;
 
 #define KEY_SHIFT(TYPE) (sizeof(TYPE) == 1 ? 0 : 8 * sizeof(TYPE) - 9)
@@ -221,6 +233,14 @@ static void prepare(Strata *strata) {
     strata->by_bits = rest == 0;
     for (u32 i = 0; i < strata->thresholds; i++)
         strata->limits[i] = (u8)(strata->by_bits ? strata->values[i] >> shift : strata->thresholds - i);
+    u32 end = 256;
+    for (u32 i = 0; i <= strata->thresholds; i++) {
+        const u32 first = i < strata->thresholds ? strata->limits[i] : 0;
+        strata->lowest[i] = (u8)first;
+        strata->span[i] = (u8)(end - 1 - first);
+        memset(strata->stratum_of + first, (int)i, end - first);
+        end = first;
+    }
 }
 
 #define DEFINE_KEYS(TYPE)                                                                                              \
@@ -253,8 +273,10 @@ typedef struct {
     u8 keys[CHUNK];
 } Chunk;
 
-/* Go on to a chunk of `count` elements. */
-INLINE void look_at(const Strata *strata, const u8 *base, size_t first, size_t count, Chunk *chunk, Below below) {
+/* Go on to the next chunk, of `count` elements; the first comes after zeros. Give the strata, as bits, whose next rank
+   lies in it. */
+INLINE u32 look_at(const Strata *strata, const u8 *base, size_t first, size_t count, const u32 *next, Chunk *chunk,
+                   Within within) {
     const u8 *from = base + (first << strata->log_width);
     u8 last[CHUNK * 8];
     if (count < CHUNK) { /* the loops have a fixed length */
@@ -267,46 +289,50 @@ INLINE void look_at(const Strata *strata, const u8 *base, size_t first, size_t c
     case 2: keys_u32(strata, from, CHUNK, chunk->keys); break;
     default: keys_u64(strata, from, CHUNK, chunk->keys); break;
     }
-    memset(chunk->keys + count, 255, CHUNK - count); /* no limit is above 255 */
-    memcpy(chunk->before, chunk->after, sizeof chunk->before);
-    u32 outer = (u32)count;
-    for (u32 i = 0; i < strata->thresholds; i++) {
+    if (count < CHUNK)
+        memset(chunk->keys + count, 255, CHUNK - count); /* no limit is above 255 */
+    u32 outer = (u32)count, hits = 0, i = 0;
+    for (; i < strata->thresholds; i++) {
         u32 inner = 0;
         for (u32 w = 0; w < WORDS; w++)
-            inner += popcount(below(chunk->keys + 64 * w, strata->limits[i]));
-        chunk->after[i] += outer - inner;
+            inner += popcount(within(chunk->keys + 64 * w, 0, strata->limits[i] - 1));
+        const u32 before = chunk->after[i], after = before + outer - inner;
+        chunk->before[i] = before;
+        chunk->after[i] = after;
+        hits |= (u32)(next[i] < after) << i;
         outer = inner;
     }
-    chunk->after[strata->thresholds] += outer;
+    chunk->before[i] = chunk->after[i];
+    chunk->after[i] += outer;
+    return hits | (u32)(next[i] < chunk->after[i]) << i;
 }
 
 /* The members of a stratum among 64 elements; what is beyond the block's end counts as the outermost's. */
-INLINE u64 members(const Strata *strata, const Chunk *chunk, u32 stratum, u32 word, Below below) {
-    const u8 *keys = chunk->keys + 64 * word;
-    const u64 outer = stratum ? below(keys, strata->limits[stratum - 1]) : ~(u64)0;
-    return stratum < strata->thresholds ? outer & ~below(keys, strata->limits[stratum]) : outer;
+INLINE u64 members(const Strata *strata, const Chunk *chunk, u32 stratum, u32 word, Within within) {
+    return within(chunk->keys + 64 * word, strata->lowest[stratum], strata->span[stratum]);
+}
+
+static u64 lower[CHUNK][WORDS]; /* the elements before one */
+
+static void make_lower(void) {
+    for (u32 in = 0; in < CHUNK; in++)
+        for (u32 bit = 0; bit < in; bit++)
+            lower[in][bit / 64] |= (u64)1 << bit % 64;
 }
 
 /* Give the stratum and the rank of each place; places rise, and all are below n. */
 INLINE void rank_body(const Strata *strata, const u8 *base, size_t n, const u32 *places, size_t changes, u8 *stratum,
-                      u32 *ranks, Below below) {
+                      u32 *ranks, Within within) {
     Chunk chunk;
-    u8 stratum_of[256];
-    for (u32 key = 0; key < 256; key++) {
-        stratum_of[key] = 0;
-        for (u32 i = 0; i < strata->thresholds; i++)
-            stratum_of[key] = (u8)(stratum_of[key] + (key < strata->limits[i]));
-    }
-    memset(chunk.after, 0, sizeof chunk.after);
+    memset(&chunk, 0, sizeof chunk);
     for (size_t first = 0, j = 0; j < changes && first < n; first += CHUNK) {
         const size_t count = n - first < CHUNK ? n - first : CHUNK;
-        look_at(strata, base, first, count, &chunk, below);
+        look_at(strata, base, first, count, chunk.after, &chunk, within);
         for (; j < changes && places[j] - first < count; j++) { /* a place before this chunk wraps around */
-            const u32 in = (u32)(places[j] - first), i = stratum_of[chunk.keys[in]];
+            const u32 in = (u32)(places[j] - first), i = strata->stratum_of[chunk.keys[in]];
             u32 rank = chunk.before[i];
-            for (u32 w = 0; w < in / 64; w++)
-                rank += popcount(members(strata, &chunk, i, w, below));
-            rank += popcount(members(strata, &chunk, i, in / 64, below) & (((u64)1 << in % 64) - 1));
+            for (u32 w = 0; w < WORDS; w++)
+                rank += popcount(members(strata, &chunk, i, w, within) & lower[in][w]);
             stratum[j] = (u8)i;
             ranks[j] = rank;
         }
@@ -314,28 +340,41 @@ INLINE void rank_body(const Strata *strata, const u8 *base, size_t n, const u32 
 }
 
 /* Turn ranks into places; stratum i has those from starts[i] to starts[i + 1], rising. Give whether all exist. */
-INLINE int select_body(const Strata *strata, const u8 *base, size_t n, const size_t *starts, u32 *ranks, Below below,
+INLINE int select_body(const Strata *strata, const u8 *base, size_t n, const size_t *starts, u32 *ranks, Within within,
                        Select select) {
     Chunk chunk;
-    size_t next[MAX_STRATA], left = starts[strata->thresholds + 1];
-    memcpy(next, starts, sizeof next);
-    memset(chunk.after, 0, sizeof chunk.after);
+    size_t at[MAX_STRATA], left = starts[strata->thresholds + 1];
+    u32 next[MAX_STRATA]; /* ranks; no population is as large as NO_RANK */
+    memset(&chunk, 0, sizeof chunk);
+    memcpy(at, starts, sizeof at);
+    for (u32 i = 0; i <= strata->thresholds; i++)
+        next[i] = at[i] < starts[i + 1] ? ranks[at[i]] : NO_RANK;
     for (size_t first = 0; left && first < n; first += CHUNK) {
-        look_at(strata, base, first, n - first < CHUNK ? n - first : CHUNK, &chunk, below);
-        for (u32 i = 0; i <= strata->thresholds; i++) {
-            size_t j = next[i];
-            u32 before = chunk.before[i];
-            for (u32 w = 0; w < WORDS && j < starts[i + 1] && ranks[j] < chunk.after[i]; w++) {
-                const u64 word = members(strata, &chunk, i, w, below);
-                u32 after = before + popcount(word);
-                if (after > chunk.after[i]) /* what is beyond the block's end */
-                    after = chunk.after[i];
-                for (; j < starts[i + 1] && ranks[j] < after; j++)
-                    ranks[j] = (u32)first + 64 * w + select(word, ranks[j] - before);
-                before = after;
+        u32 hits = look_at(strata, base, first, n - first < CHUNK ? n - first : CHUNK, next, &chunk, within);
+        for (; hits; hits &= hits - 1) {
+            const u32 i = lowest(hits), end = chunk.after[i];
+            u64 words[WORDS];
+            u32 sums[WORDS], sum = chunk.before[i];
+            for (u32 w = 0; w < WORDS; w++) {
+                words[w] = members(strata, &chunk, i, w, within);
+                sums[w] = sum;
+                sum += popcount(words[w]);
             }
-            left -= j - next[i];
-            next[i] = j;
+            size_t j = at[i];
+            u32 rank = next[i];
+            do {
+                u32 w = 0;
+                sum = sums[0];
+                for (u32 v = 1; v < WORDS; v++) {
+                    w = rank >= sums[v] ? v : w;
+                    sum = rank >= sums[v] ? sums[v] : sum;
+                }
+                ranks[j++] = (u32)first + 64 * w + select(words[w], rank - sum);
+                rank = j < starts[i + 1] ? ranks[j] : NO_RANK;
+            } while (rank < end);
+            left -= j - at[i];
+            at[i] = j;
+            next[i] = rank;
         }
     }
     return left == 0;
@@ -356,11 +395,11 @@ typedef struct {
     }                                                                                                                  \
     TARGET static void rank_##NAME(const Strata *strata, const u8 *base, size_t n, const u32 *places, size_t changes,  \
                                    u8 *stratum, u32 *ranks) {                                                          \
-        rank_body(strata, base, n, places, changes, stratum, ranks, below_##NAME);                                     \
+        rank_body(strata, base, n, places, changes, stratum, ranks, within_##NAME);                                     \
     }                                                                                                                  \
     TARGET static int select_in_##NAME(const Strata *strata, const u8 *base, size_t n, const size_t *starts,           \
                                        u32 *ranks) {                                                                   \
-        return select_body(strata, base, n, starts, ranks, below_##NAME, select_##NAME);                               \
+        return select_body(strata, base, n, starts, ranks, within_##NAME, select_##NAME);                               \
     }
 #define LEVEL(NAME) {#NAME, diff_##NAME, rank_##NAME, select_in_##NAME}
 
@@ -454,26 +493,42 @@ static void find_cut(const Classes *classes, Segment *segment) {
     }
 }
 
+/* The upper 8 bits of an element's magnitude, or all 7. */
+INLINE u32 class_of(const u8 *base, size_t place, u32 log_width) {
+    const u8 *end = base + ((place + 1) << log_width);
+    return log_width ? load(end - 2, 2) >> 7 & 255 : end[-1] & 127;
+}
+
+INLINE void count_classes(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, size_t stride,
+                          u32 changed[4][256], u32 seen[4][256]) { /* by four: equal ones need not wait for each other */
+    for (size_t j = 0; j < changes; j++)
+        if (places[j] < n)
+            changed[j % 4][class_of(base, places[j], log_width)]++;
+    for (size_t j = 0, at = 0; at < n; at += stride)
+        seen[j++ % 4][class_of(base, at, log_width)]++;
+}
+
 /* Give the number of thresholds, put rising. */
 static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, u32 most, u64 least,
                   u64 *thresholds) {
     const u32 shift = log_width ? (8u << log_width) - 9 : 0;
-    const u32 key_mask = log_width ? 255 : 127;
-    u32 changed[256] = {0}, seen[256] = {0}, keys[256], used = 0;
+    u32 changed[4][256] = {{0}}, seen[4][256] = {{0}}, keys[256], used = 0;
     Classes classes;
     classes.stride = n / SAMPLE | 1;
-    for (size_t j = 0; j < changes; j++)
-        if (places[j] < n)
-            changed[load_element(base + ((size_t)places[j] << log_width), log_width) >> shift & key_mask]++;
-    for (size_t at = 0; at < n; at += (size_t)classes.stride)
-        seen[load_element(base + (at << log_width), log_width) >> shift & key_mask]++;
+    if (log_width == 1)
+        count_classes(base, n, 1, places, changes, (size_t)classes.stride, changed, seen);
+    else
+        count_classes(base, n, log_width, places, changes, (size_t)classes.stride, changed, seen);
     classes.changed[0] = classes.seen[0] = 0;
-    for (u32 key = 0; key < 256; key++)
-        if (changed[key] || seen[key]) {
+    for (u32 key = 0; key < 256; key++) {
+        const u32 c = changed[0][key] + changed[1][key] + changed[2][key] + changed[3][key];
+        const u32 s = seen[0][key] + seen[1][key] + seen[2][key] + seen[3][key];
+        if (c || s) {
             keys[used++] = key;
-            classes.changed[used] = classes.changed[used - 1] + changed[key];
-            classes.seen[used] = classes.seen[used - 1] + seen[key];
+            classes.changed[used] = classes.changed[used - 1] + c;
+            classes.seen[used] = classes.seen[used - 1] + s;
         }
+    }
 
     Segment segments[MAX_STRATA] = {{0, used, 0, 0}};
     u32 count = 1;
@@ -499,15 +554,18 @@ static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, si
 /* -- Gaps ----------------------------------------------------------------------------------------------------------- */
 
 static u64 estimate(const u32 *gaps, size_t count, u32 k) { /* as in sparse.py */
-    u32 counts[ESCAPE + 1] = {0};
+    u32 counts[4][ESCAPE + 1] = {{0}}; /* by four: equal ones need not wait for each other */
     for (size_t j = 0; j < count; j++) {
         const u32 quotient = gaps[j] >> k;
-        counts[quotient < ESCAPE ? quotient : ESCAPE]++;
+        counts[j % 4][quotient < ESCAPE ? quotient : ESCAPE]++;
     }
-    u64 bits = LOG_SCALE * ((u64)count * k + 32 * (u64)counts[ESCAPE]);
-    for (u32 q = 0; q <= ESCAPE; q++)
-        if (counts[q])
-            bits += counts[q] * (scaled_log2(count) - scaled_log2(counts[q]));
+    const u64 log_count = scaled_log2(count);
+    u64 bits = LOG_SCALE * (u64)count * k;
+    for (u32 q = 0; q <= ESCAPE; q++) {
+        const u64 found = (u64)counts[0][q] + counts[1][q] + counts[2][q] + counts[3][q];
+        if (found)
+            bits += found * (log_count - scaled_log2(found) + (q == ESCAPE ? LOG_SCALE * 32 : 0));
+    }
     return bits;
 }
 
@@ -555,18 +613,101 @@ static void choose_ks(const u32 *gaps, const size_t *counts, size_t total, u32 *
         ks[i] = counts[i] ? choose_k(gaps + at, counts[i], means[i], target) : 0;
 }
 
-static u8 *put_low_bits(const u32 *gaps, size_t count, u32 k, u8 *to) {
+static u8 *put_low_bits(const u32 *gaps, size_t count, u32 k, u8 *to) { /* may write 8 bytes beyond their end */
     u64 bits = 0;
     u32 used = 0;
     for (size_t j = 0; j < count && k; j++) {
         bits |= (gaps[j] & (((u64)1 << k) - 1)) << used;
-        for (used += k; used >= 8; used -= 8, bits >>= 8)
-            *to++ = (u8)bits;
+        memcpy(to, &bits, 8);
+        used += k;
+        to += used / 8;
+        bits >>= used / 8 * 8;
+        used %= 8;
     }
-    if (used)
-        *to++ = (u8)bits;
-    return to;
+    return to + (used > 0);
 }
+
+/* -- Differences ---------------------------------------------------------------------------------------------------- */
+
+#define DEFINE_DIFFERENCES(TYPE)                                                                                       \
+    INLINE u8 signs_##TYPE(const TYPE *d, size_t count) {                                                              \
+        u8 signs = 0;                                                                                                  \
+        for (size_t j = 0; j < count; j++)                                                                             \
+            signs |= (u8)((d[j] >> (8 * sizeof(TYPE) - 1)) << j);                                                      \
+        return signs;                                                                                                  \
+    }                                                                                                                  \
+    static void split_##TYPE(const void *from, size_t count, u8 *signs, u8 *const *planes) { /* of |d| - 1 */          \
+        const TYPE *d = from;                                                                                          \
+        for (u32 plane = 0; plane < sizeof(TYPE); plane++) {                                                           \
+            u8 *restrict to = planes[plane];                                                                           \
+            for (size_t j = 0; j < count; j++) {                                                                       \
+                const TYPE negative = (TYPE)-(TYPE)(d[j] >> (8 * sizeof(TYPE) - 1));                                   \
+                to[j] = (u8)((TYPE)((TYPE)(d[j] ^ negative) - 1 - negative) >> 8 * plane);                             \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; count >= 8; count -= 8, d += 8)                                                                         \
+            *signs++ = signs_##TYPE(d, 8);                                                                             \
+        if (count)                                                                                                     \
+            *signs = signs_##TYPE(d, count);                                                                           \
+    }                                                                                                                  \
+    INLINE TYPE join_some_##TYPE(const u8 *const *planes, size_t at, size_t count, u8 signs, TYPE *d) {                \
+        TYPE bad = 0;                                                                                                  \
+        for (size_t j = 0; j < count; j++) {                                                                           \
+            TYPE value = 0;                                                                                            \
+            for (u32 plane = 0; plane < sizeof(TYPE); plane++)                                                         \
+                value |= (TYPE)((TYPE)planes[plane][at + j] << 8 * plane);                                             \
+            const TYPE positive = ~(signs >> j) & 1;                                                                   \
+            bad |= (TYPE)(value > (TYPE)(((TYPE)-1 >> 1) - positive));                                                 \
+            d[at + j] = (TYPE)((value ^ (TYPE)(positive - 1)) + positive); /* ~(|d| - 1) is -|d| */                    \
+        }                                                                                                              \
+        return bad;                                                                                                    \
+    }                                                                                                                  \
+    static int join_##TYPE(const u8 *const *planes, size_t count, const u8 *signs, void *to) { /* all are in range */  \
+        TYPE bad = 0;                                                                                                  \
+        size_t at = 0;                                                                                                 \
+        for (; at + 8 <= count; at += 8)                                                                               \
+            bad |= join_some_##TYPE(planes, at, 8, *signs++, to);                                                      \
+        return !(at < count ? bad | join_some_##TYPE(planes, at, count - at, *signs, to) : bad);                       \
+    }                                                                                                                  \
+    static int apply_##TYPE(u8 *block, size_t n, const u8 *places, const u8 *differences, size_t changes, int undo) {  \
+        for (size_t j = 0; j < changes; j++) {                                                                         \
+            const size_t place = (size_t)load(places + 4 * j, 4);                                                      \
+            if (place >= n)                                                                                            \
+                return 0;                                                                                              \
+            TYPE old, d;                                                                                               \
+            memcpy(&old, block + place * sizeof(TYPE), sizeof(TYPE));                                                  \
+            memcpy(&d, differences + j * sizeof(TYPE), sizeof(TYPE));                                                  \
+            old = (TYPE)(undo ? old - d : old + d);                                                                    \
+            memcpy(block + place * sizeof(TYPE), &old, sizeof(TYPE));                                                  \
+        }                                                                                                              \
+        return 1;                                                                                                      \
+    }
+DEFINE_DIFFERENCES(u8)
+DEFINE_DIFFERENCES(u16)
+DEFINE_DIFFERENCES(u32)
+DEFINE_DIFFERENCES(u64)
+
+/* Differences and ranks, in the order of strata. */
+INLINE void scatter(const u8 *new, const u8 *base, u32 log_width, const u32 *places, const u8 *stratum, const u32 *ranks,
+                    size_t changes, size_t *to, u32 *sorted, u8 *differences) {
+    for (size_t j = 0; j < changes; j++) {
+        const size_t at = to[stratum[j]]++, from = (size_t)places[j] << log_width;
+        sorted[at] = ranks[j];
+        store_element(differences + (at << log_width), log_width,
+                      load_element(new + from, log_width) - load_element(base + from, log_width));
+    }
+}
+
+/* What is made for each width. */
+typedef struct {
+    void (*split)(const void *, size_t, u8 *, u8 *const *);
+    int (*join)(const u8 *const *, size_t, const u8 *, void *);
+    int (*apply)(u8 *, size_t, const u8 *, const u8 *, size_t, int);
+} Width;
+static const Width WIDTHS[] = {{split_u8, join_u8, apply_u8},
+                               {split_u16, join_u16, apply_u16},
+                               {split_u32, join_u32, apply_u32},
+                               {split_u64, join_u64, apply_u64}};
 
 /* What a payload may break, as the numbers that `decode` gives; 0 is none. */
 enum { FINE, SMALL_ESCAPE, LOW_PADDING, NO_SUCH_RANK, SIGN_PADDING, OUT_OF_RANGE };
@@ -601,24 +742,6 @@ static int take_ranks(Streams *in, size_t at, size_t end, u32 k, size_t n, u32 *
             return NO_SUCH_RANK;
         ranks[at] = (u32)(next + gap);
         next += gap + 1;
-    }
-    return FINE;
-}
-
-static int take_differences(const Streams *in, size_t total, u32 log_width, u8 *to) {
-    const u32 width = 1u << log_width;
-    const u64 most = ~(u64)0 >> (65 - 8 * width);
-    if (total % 8 && in->signs[total / 8] >> total % 8)
-        return SIGN_PADDING;
-    for (size_t j = 0; j < total; j++) {
-        u64 value = 0;
-        for (u32 plane = 0; plane < width; plane++)
-            value |= (u64)in->planes[plane][j] << 8 * plane;
-        const u64 positive = ~(in->signs[j / 8] >> j % 8) & 1;
-        if (value > most - positive)
-            return OUT_OF_RANGE;
-        value = (value ^ (positive - 1)) + positive; /* ~(|d| - 1) is -|d| */
-        store_element(to + (j << log_width), log_width, value);
     }
     return FINE;
 }
@@ -708,60 +831,86 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
     return result;
 }
 
+/* Memory that the next call may use, guarded by the GIL: to have it from the system anew costs more than the work in it. */
+#define SPARES 4
+#define SPARE_SIZE ((size_t)1 << 20)
+static u8 *spares[SPARES];
+
+static u8 *take_memory(size_t size) {
+    for (u32 i = 0; i < SPARES && size <= SPARE_SIZE; i++)
+        if (spares[i]) {
+            u8 *found = spares[i];
+            spares[i] = NULL;
+            return found;
+        }
+    return malloc(size < SPARE_SIZE ? SPARE_SIZE : size);
+}
+
+static void give_memory(u8 *memory, size_t size) {
+    for (u32 i = 0; i < SPARES && memory && size <= SPARE_SIZE; i++)
+        if (!spares[i]) {
+            spares[i] = memory;
+            return;
+        }
+    free(memory);
+}
+
 typedef struct {
-    u8 *stratum, *ks, *streams[4 + 8]; /* quotients, escapes, lows, signs, planes */
-    u32 *ranks, *gaps;
-    size_t sizes[4 + 8], counts[MAX_STRATA], used;
+    u8 *differences, *stratum, ks[MAX_STRATA], *streams[4 + 8]; /* quotients, escapes, lows, signs, planes */
+    u32 *places, *ranks, *gaps;
+    size_t sizes[4 + 8], counts[MAX_STRATA], used; /* used: ks */
 } Encoded;
 
-static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n, const u32 *places, size_t changes,
-                   Encoded *out) {
-    const u32 log_width = strata->log_width, width = 1u << log_width;
+static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n, size_t changes, Encoded *out) {
     size_t to[MAX_STRATA] = {0};
-    u32 next[MAX_STRATA] = {0};
+    u32 ks[MAX_STRATA], *gaps = out->gaps, *sorted;
     memset(out->stratum, 0, changes);
     if (strata->thresholds)
-        level->rank(strata, base, n, places, changes, out->stratum, out->ranks);
+        level->rank(strata, base, n, out->places, changes, out->stratum, out->ranks);
     else
-        memcpy(out->ranks, places, changes * sizeof *places);
+        memcpy(out->ranks, out->places, changes * sizeof *gaps);
     for (size_t j = 0; j < changes; j++)
         out->counts[out->stratum[j]]++;
     for (u32 i = 1; i <= strata->thresholds; i++)
         to[i] = to[i - 1] + out->counts[i - 1];
-
-    memset(out->streams[3], 0, out->sizes[3]);
-    for (size_t j = 0; j < changes; j++) {
-        const u32 i = out->stratum[j];
-        const size_t at = to[i]++, from = (size_t)places[j] << log_width;
-        out->gaps[at] = out->ranks[j] - next[i];
-        next[i] = out->ranks[j] + 1;
-        const u32 unused = 64 - 8 * width;
-        const u64 d = (load_element(new + from, log_width) - load_element(base + from, log_width)) << unused;
-        const u64 negative = d >> 63, value = ((negative ? ~d : d - ((u64)1 << unused)) >> unused); /* |d| - 1 */
-        out->streams[3][at / 8] |= (u8)(negative << at % 8);
-        for (u32 plane = 0; plane < width; plane++)
-            out->streams[4 + plane][at] = (u8)(value >> 8 * plane);
+    switch (strata->log_width) {
+#define SCATTER(LOG) scatter(new, base, LOG, out->places, out->stratum, out->ranks, changes, to, gaps, out->differences)
+    case 0: SCATTER(0); break;
+    case 1: SCATTER(1); break;
+    case 2: SCATTER(2); break;
+    default: SCATTER(3); break;
     }
+    sorted = memcpy(out->ranks, gaps, changes * sizeof *gaps);
+    for (u32 i = 0; i <= strata->thresholds; sorted += out->counts[i], gaps += out->counts[i], i++) {
+        if (out->counts[i])
+            gaps[0] = sorted[0];
+        for (size_t j = 1; j < out->counts[i]; j++)
+            gaps[j] = sorted[j] - sorted[j - 1] - 1;
+    }
+    gaps = out->gaps;
+    WIDTHS[strata->log_width].split(out->differences, changes, out->streams[3], out->streams + 4);
 
     u8 *quotients = out->streams[0], *escapes = out->streams[1], *lows = out->streams[2];
-    const u32 *gaps = out->gaps;
-    u32 ks[MAX_STRATA];
     choose_ks(gaps, out->counts, changes, ks);
     for (u32 i = 0; i <= strata->thresholds; i++) {
         const size_t count = out->counts[i];
-        if (!count)
-            continue;
         const u32 k = ks[i];
-        out->ks[out->used++] = (u8)k;
+        if (count)
+            out->ks[out->used++] = (u8)k;
+        u32 most = 0;
         for (size_t j = 0; j < count; j++) {
             const u32 quotient = gaps[j] >> k;
-            *quotients++ = (u8)(quotient < ESCAPE ? quotient : ESCAPE);
-            if (quotient >= ESCAPE) {
+            quotients[j] = (u8)(quotient < ESCAPE ? quotient : ESCAPE);
+            most |= quotient;
+        }
+        for (size_t j = 0; j < count && most >= ESCAPE; j++)
+            if (quotients[j] == ESCAPE) {
+                const u32 quotient = gaps[j] >> k;
                 memcpy(escapes, &quotient, 4);
                 escapes += 4;
             }
-        }
         lows = put_low_bits(gaps, count, k, lows);
+        quotients += count;
         gaps += count;
     }
     out->sizes[1] = (size_t)(escapes - out->streams[1]);
@@ -799,6 +948,7 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
     Encoded out = {0};
     PyObject *result = NULL;
     u8 *memory = NULL;
+    size_t size = 0;
     int width, log_width;
     if (!PyArg_ParseTuple(args, "y*y*iy*y*:encode", &new, &base, &width, &places, &thresholds))
         return NULL;
@@ -810,41 +960,44 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
         refuse("the blocks differ in length, or there is no change, or more than elements");
         goto done;
     }
-    /* Ranks and gaps, and a copy of the places; then per change a stratum, a quotient, an escape, low bits and planes. */
-    memory = malloc(changes * (3 * sizeof(u32) + 1 + 1 + 4 + 4 + (size_t)width) + 4 * MAX_STRATA + changes / 8 + 8);
+    /* For each change a difference, a place, a rank, a gap, its stratum, a quotient, an escape, low bits and planes. */
+    size = changes * (2 * (size_t)width + 5 * 4 + 2) + changes / 8 + 32 * 8;
+    u8 *free_memory = memory = take_memory(size);
     if (!memory) {
         PyErr_NoMemory();
         goto done;
     }
-    u32 *copy = (u32 *)memory;
-    out.ranks = copy + changes;
-    out.gaps = out.ranks + changes;
-    out.stratum = (u8 *)(out.gaps + changes);
-    out.ks = out.stratum + changes;
-    out.streams[0] = out.ks + MAX_STRATA;
-    out.streams[1] = out.streams[0] + changes;
-    out.streams[2] = out.streams[1] + 4 * changes;
-    out.streams[3] = out.streams[2] + 4 * changes + MAX_STRATA;
+#define TAKE(SIZE) (free_memory += ((SIZE) + 7) / 8 * 8, free_memory - ((SIZE) + 7) / 8 * 8)
+    out.differences = TAKE(changes * (size_t)width);
+    out.places = (u32 *)TAKE(4 * changes);
+    out.ranks = (u32 *)TAKE(4 * changes);
+    out.gaps = (u32 *)TAKE(4 * changes);
+    out.stratum = TAKE(changes);
+    out.streams[0] = TAKE(changes);
+    out.streams[1] = TAKE(4 * changes);
+    out.streams[2] = TAKE(4 * changes + MAX_STRATA + 8);
+    out.streams[3] = TAKE((changes + 7) / 8);
     out.sizes[0] = changes;
     out.sizes[3] = (changes + 7) / 8;
     for (int plane = 0; plane < width; plane++) {
-        out.streams[4 + plane] = out.streams[3] + out.sizes[3] + (size_t)plane * changes;
+        out.streams[4 + plane] = TAKE(changes);
         out.sizes[4 + plane] = changes;
     }
     int rising = 1;
     Py_BEGIN_ALLOW_THREADS
-    memcpy(copy, places.buf, changes * sizeof *copy);
-    for (size_t j = 0; j < changes; j++)
-        rising &= copy[j] < n && (j == 0 || copy[j - 1] < copy[j]);
+    memcpy(out.places, places.buf, 4 * changes);
+    for (size_t j = 1; j < changes; j++)
+        rising &= out.places[j - 1] < out.places[j];
+    rising &= out.places[changes - 1] < n;
     if (rising)
-        encode(&strata, new.buf, base.buf, n, copy, changes, &out);
+        encode(&strata, new.buf, base.buf, n, changes, &out);
     Py_END_ALLOW_THREADS
     if (rising)
         result = encoded_tuple(&out, strata.thresholds + 1, (u32)width);
     else
         refuse("the places do not rise, or one is outside the block");
 done:
-    free(memory);
+    give_memory(memory, size);
     PyBuffer_Release(&new);
     PyBuffer_Release(&base);
     PyBuffer_Release(&places);
@@ -866,7 +1019,10 @@ static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *cou
     }
     if (strata->thresholds && !level->select(strata, base, n, starts, places))
         return NO_SUCH_RANK;
-    return take_differences(in, starts[strata->thresholds + 1], strata->log_width, differences);
+    const size_t total = starts[strata->thresholds + 1];
+    if (total % 8 && in->signs[total / 8] >> total % 8)
+        return SIGN_PADDING;
+    return WIDTHS[strata->log_width].join(in->planes, total, in->signs, differences) ? FINE : OUT_OF_RANGE;
 }
 
 PyDoc_STRVAR(decode_doc,
@@ -970,19 +1126,9 @@ static PyObject *py_apply(PyObject *self, PyObject *args) {
         return NULL;
     const size_t changes = (size_t)places.len / 4;
     if ((log_width = log_width_of(width, block.len)) >= 0 && changes << log_width == (size_t)differences.len) {
-        const size_t n = (size_t)block.len >> log_width;
         Py_BEGIN_ALLOW_THREADS
-        for (size_t j = 0; j < changes; j++) {
-            const size_t place = (size_t)load((const u8 *)places.buf + 4 * j, 4);
-            if (place >= n) {
-                inside = 0;
-                break;
-            }
-            u8 *at = (u8 *)block.buf + (place << log_width);
-            const u64 d = load_element((const u8 *)differences.buf + (j << log_width), (u32)log_width);
-            const u64 old = load_element(at, (u32)log_width);
-            store_element(at, (u32)log_width, undo ? old - d : old + d);
-        }
+        inside = WIDTHS[log_width].apply(block.buf, (size_t)block.len >> log_width, places.buf, differences.buf, changes,
+                                         undo);
         Py_END_ALLOW_THREADS
         if (!inside)
             log_width = refuse("a place is outside the block");
@@ -1044,6 +1190,7 @@ static PyMethodDef METHODS[] = {{"diff", py_diff, METH_VARARGS, diff_doc},
 static int start(PyObject *module) {
     (void)module;
     make_log_table();
+    make_lower();
     const char *wanted = getenv("DELTAFORMAT_NATIVE");
     if (wanted && (!*wanted || !strcmp(wanted, "1")))
         wanted = NULL;

@@ -668,19 +668,6 @@ static u8 *put_low_bits(const u32 *gaps, size_t count, u32 k, u8 *to) { /* may w
         for (; at + 8 <= count; at += 8)                                                                               \
             bad |= join_some_##TYPE(planes, at, 8, *signs++, to);                                                      \
         return !(at < count ? bad | join_some_##TYPE(planes, at, count - at, *signs, to) : bad);                       \
-    }                                                                                                                  \
-    static int apply_##TYPE(u8 *block, size_t n, const u8 *places, const u8 *differences, size_t changes, int undo) {  \
-        for (size_t j = 0; j < changes; j++) {                                                                         \
-            const size_t place = (size_t)load(places + 4 * j, 4);                                                      \
-            if (place >= n)                                                                                            \
-                return 0;                                                                                              \
-            TYPE old, d;                                                                                               \
-            memcpy(&old, block + place * sizeof(TYPE), sizeof(TYPE));                                                  \
-            memcpy(&d, differences + j * sizeof(TYPE), sizeof(TYPE));                                                  \
-            old = (TYPE)(undo ? old - d : old + d);                                                                    \
-            memcpy(block + place * sizeof(TYPE), &old, sizeof(TYPE));                                                  \
-        }                                                                                                              \
-        return 1;                                                                                                      \
     }
 DEFINE_DIFFERENCES(u8)
 DEFINE_DIFFERENCES(u16)
@@ -698,16 +685,36 @@ INLINE void scatter(const u8 *new, const u8 *base, u32 log_width, const u32 *pla
     }
 }
 
-/* What is made for each width. */
+/* By log_width. */
 typedef struct {
     void (*split)(const void *, size_t, u8 *, u8 *const *);
     int (*join)(const u8 *const *, size_t, const u8 *, void *);
-    int (*apply)(u8 *, size_t, const u8 *, const u8 *, size_t, int);
 } Width;
-static const Width WIDTHS[] = {{split_u8, join_u8, apply_u8},
-                               {split_u16, join_u16, apply_u16},
-                               {split_u32, join_u32, apply_u32},
-                               {split_u64, join_u64, apply_u64}};
+static const Width WIDTHS[] = {{split_u8, join_u8}, {split_u16, join_u16}, {split_u32, join_u32}, {split_u64, join_u64}};
+
+enum How { ADD, SUBTRACT, COPY };
+
+/* Change the elements at places, by differences or to those of another block; give whether all are inside. */
+INLINE int change_body(u8 *block, size_t n, const u8 *places, size_t changes, const u8 *from, u32 log_width, enum How how) {
+    for (size_t j = 0; j < changes; j++) {
+        const size_t place = (size_t)load(places + 4 * j, 4);
+        if (place >= n)
+            return 0;
+        u8 *at = block + (place << log_width);
+        const u64 old = load_element(at, log_width), x = load_element(from + ((how == COPY ? place : j) << log_width), log_width);
+        store_element(at, log_width, how == COPY ? x : how == ADD ? old + x : old - x);
+    }
+    return 1;
+}
+
+static int change(u8 *block, size_t n, const u8 *places, size_t changes, const u8 *from, int log_width, enum How how) {
+    switch (log_width) {
+    case 0: return change_body(block, n, places, changes, from, 0, how);
+    case 1: return change_body(block, n, places, changes, from, 1, how);
+    case 2: return change_body(block, n, places, changes, from, 2, how);
+    default: return change_body(block, n, places, changes, from, 3, how);
+    }
+}
 
 /* What a payload may break, as the numbers that `decode` gives; 0 is none. */
 enum { FINE, SMALL_ESCAPE, LOW_PADDING, NO_SUCH_RANK, SIGN_PADDING, OUT_OF_RANGE };
@@ -756,6 +763,12 @@ static int log_width_of(int width, Py_ssize_t size) {
     return -1;
 }
 
+static PyObject *released(PyObject *result, Py_buffer *buffers, int count) {
+    while (count)
+        PyBuffer_Release(&buffers[--count]);
+    return result;
+}
+
 static int refuse(const char *why) {
     PyErr_SetString(PyExc_ValueError, why);
     return -1;
@@ -781,21 +794,18 @@ PyDoc_STRVAR(diff_doc, "diff(new, base, width, places) -> count\n\nPut the place
 
 static PyObject *py_diff(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer new, base, places;
+    Py_buffer b[3], *new = &b[0], *base = &b[1], *places = &b[2];
     int width, log_width;
     size_t count = 0;
-    if (!PyArg_ParseTuple(args, "y*y*iw*:diff", &new, &base, &width, &places))
+    if (!PyArg_ParseTuple(args, "y*y*iw*:diff", new, base, &width, places))
         return NULL;
-    if ((log_width = log_width_of(width, new.len)) >= 0 && new.len == base.len && (uintptr_t)places.buf % 4 == 0) {
+    if ((log_width = log_width_of(width, new->len)) >= 0 && new->len == base->len && (uintptr_t)places->buf % 4 == 0) {
         Py_BEGIN_ALLOW_THREADS
-        count = level->diff(new.buf, base.buf, (size_t)new.len, (u32)log_width, places.buf, (size_t)places.len / 4);
+        count = level->diff(new->buf, base->buf, (size_t)new->len, (u32)log_width, places->buf, (size_t)places->len / 4);
         Py_END_ALLOW_THREADS
     } else if (log_width >= 0)
         log_width = refuse("the blocks differ in length, or the places are not aligned");
-    PyBuffer_Release(&new);
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&places);
-    return log_width < 0 ? NULL : PyLong_FromSize_t(count);
+    return released(log_width < 0 ? NULL : PyLong_FromSize_t(count), b, 3);
 }
 
 PyDoc_STRVAR(choose_doc, "choose(base, width, places, most, least) -> thresholds\n\nChoose at most so many thresholds, "
@@ -803,19 +813,19 @@ PyDoc_STRVAR(choose_doc, "choose(base, width, places, most, least) -> thresholds
 
 static PyObject *py_choose(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer base, places;
+    Py_buffer b[2], *base = &b[0], *places = &b[1];
     int width, log_width;
     unsigned int most;
     unsigned long long least;
     u64 thresholds[MAX_THRESHOLDS];
     PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*iy*IK:choose", &base, &width, &places, &most, &least))
+    if (!PyArg_ParseTuple(args, "y*iy*IK:choose", base, &width, places, &most, &least))
         return NULL;
-    if ((log_width = log_width_of(width, base.len)) >= 0 && (uintptr_t)places.buf % 4 == 0 && most <= MAX_THRESHOLDS) {
+    if ((log_width = log_width_of(width, base->len)) >= 0 && (uintptr_t)places->buf % 4 == 0 && most <= MAX_THRESHOLDS) {
         u32 count;
         Py_BEGIN_ALLOW_THREADS
-        count = choose(base.buf, (size_t)base.len >> log_width, (u32)log_width, places.buf, (size_t)places.len / 4, most,
-                       least, thresholds);
+        count = choose(base->buf, (size_t)base->len >> log_width, (u32)log_width, places->buf, (size_t)places->len / 4,
+                       most, least, thresholds);
         Py_END_ALLOW_THREADS
         result = PyList_New(0);
         for (u32 i = 0; result && i < count; i++) {
@@ -826,9 +836,7 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
         }
     } else if (log_width >= 0)
         refuse("the places are not aligned, or too many thresholds are asked for");
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&places);
-    return result;
+    return released(result, b, 2);
 }
 
 /* Memory that the next call may use, guarded by the GIL: to have it from the system anew costs more than the work in it. */
@@ -943,20 +951,20 @@ PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> counts
 
 static PyObject *py_encode(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer new, base, places, thresholds;
+    Py_buffer b[4], *new = &b[0], *base = &b[1], *places = &b[2], *thresholds = &b[3];
     Strata strata;
     Encoded out = {0};
     PyObject *result = NULL;
     u8 *memory = NULL;
     size_t size = 0;
     int width, log_width;
-    if (!PyArg_ParseTuple(args, "y*y*iy*y*:encode", &new, &base, &width, &places, &thresholds))
+    if (!PyArg_ParseTuple(args, "y*y*iy*y*:encode", new, base, &width, places, thresholds))
         return NULL;
-    const size_t changes = (size_t)places.len / 4;
-    if ((log_width = log_width_of(width, new.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
+    const size_t changes = (size_t)places->len / 4;
+    if ((log_width = log_width_of(width, new->len)) < 0 || read_thresholds(thresholds, log_width, &strata) < 0)
         goto done;
-    const size_t n = (size_t)new.len >> log_width;
-    if (new.len != base.len || places.len % 4 || !changes || changes > n) {
+    const size_t n = (size_t)new->len >> log_width;
+    if (new->len != base->len || places->len % 4 || !changes || changes > n) {
         refuse("the blocks differ in length, or there is no change, or more than elements");
         goto done;
     }
@@ -985,12 +993,12 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
     }
     int rising = 1;
     Py_BEGIN_ALLOW_THREADS
-    memcpy(out.places, places.buf, 4 * changes);
+    memcpy(out.places, places->buf, 4 * changes);
     for (size_t j = 1; j < changes; j++)
         rising &= out.places[j - 1] < out.places[j];
     rising &= out.places[changes - 1] < n;
     if (rising)
-        encode(&strata, new.buf, base.buf, n, changes, &out);
+        encode(&strata, new->buf, base->buf, n, changes, &out);
     Py_END_ALLOW_THREADS
     if (rising)
         result = encoded_tuple(&out, strata.thresholds + 1, (u32)width);
@@ -998,11 +1006,7 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
         refuse("the places do not rise, or one is outside the block");
 done:
     give_memory(memory, size);
-    PyBuffer_Release(&new);
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&places);
-    PyBuffer_Release(&thresholds);
-    return result;
+    return released(result, b, 4);
 }
 
 static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *counts, const u8 *ks, Streams *in,
@@ -1034,20 +1038,20 @@ PyDoc_STRVAR(decode_doc,
 
 static PyObject *py_decode(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer base, thresholds, count_buffer, ks, places, differences, streams[4 + 8];
+    Py_buffer b[6], *base = &b[0], *thresholds = &b[1], *count_buffer = &b[2], *ks = &b[3], *places = &b[4],
+                    *differences = &b[5], streams[4 + 8];
     PyObject *list, *result = NULL;
     Strata strata;
     Streams in = {0};
     u64 counts[MAX_STRATA];
     int width, log_width, held = 0, rule = FINE;
-    if (!PyArg_ParseTuple(args, "y*iy*y*y*Ow*w*:decode", &base, &width, &thresholds, &count_buffer, &ks, &list, &places,
-                          &differences))
+    if (!PyArg_ParseTuple(args, "y*iy*y*y*Ow*w*:decode", base, &width, thresholds, count_buffer, ks, &list, places, differences))
         return NULL;
-    if ((log_width = log_width_of(width, base.len)) < 0 || read_thresholds(&thresholds, log_width, &strata) < 0)
+    if ((log_width = log_width_of(width, base->len)) < 0 || read_thresholds(thresholds, log_width, &strata) < 0)
         goto done;
-    const size_t n = (size_t)base.len >> log_width;
+    const size_t n = (size_t)base->len >> log_width;
     const Py_ssize_t wanted = (Py_ssize_t)strata.thresholds + 1;
-    if (count_buffer.len != 8 * wanted || ks.len != wanted || PySequence_Size(list) != 4 + width) {
+    if (count_buffer->len != 8 * wanted || ks->len != wanted || PySequence_Size(list) != 4 + width) {
         if (!PyErr_Occurred())
             refuse("these are not the counts, ks and streams of a payload");
         goto done;
@@ -1060,8 +1064,8 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
             goto done;
     }
     u8 k[MAX_STRATA];
-    memcpy(k, ks.buf, (size_t)wanted);
-    memcpy(counts, count_buffer.buf, 8 * (size_t)wanted);
+    memcpy(k, ks->buf, (size_t)wanted);
+    memcpy(counts, count_buffer->buf, 8 * (size_t)wanted);
     size_t lows = 0, escapes = 0;
     u64 total = 0;
     for (Py_ssize_t i = 0; i < wanted; i++) {
@@ -1072,8 +1076,8 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
         lows += (size_t)(counts[i] * k[i] + 7) / 8;
     }
     int fits = total > 0 && (u64)streams[0].len == total && (size_t)streams[2].len == lows &&
-               (u64)streams[3].len == (total + 7) / 8 && (u64)places.len == 4 * total &&
-               (uintptr_t)places.buf % 4 == 0 && (u64)differences.len == total << log_width;
+               (u64)streams[3].len == (total + 7) / 8 && (u64)places->len == 4 * total &&
+               (uintptr_t)places->buf % 4 == 0 && (u64)differences->len == total << log_width;
     for (int plane = 0; plane < width; plane++) {
         in.planes[plane] = streams[4 + plane].buf;
         fits &= (u64)streams[4 + plane].len == total;
@@ -1092,7 +1096,7 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
         in.signs = streams[3].buf;
         fits = in.escapes_size == 4 * escapes;
         if (fits)
-            rule = decode(&strata, base.buf, n, counts, k, &in, places.buf, differences.buf);
+            rule = decode(&strata, base->buf, n, counts, k, &in, places->buf, differences->buf);
         Py_END_ALLOW_THREADS
         free(quotients);
     } else if (fits) {
@@ -1104,15 +1108,28 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
     else
         refuse("a stream or an array has not the size that the counts say");
 done:
-    while (held)
-        PyBuffer_Release(&streams[--held]);
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&thresholds);
-    PyBuffer_Release(&count_buffer);
-    PyBuffer_Release(&ks);
-    PyBuffer_Release(&places);
-    PyBuffer_Release(&differences);
-    return result;
+    released(NULL, streams, held);
+    return released(result, b, 6);
+}
+
+static PyObject *changed(PyObject *args, int copy) {
+    Py_buffer b[3], *block = &b[0], *places = &b[1], *from = &b[2];
+    int width, log_width, undo = 0, inside = 1;
+    if (!(copy ? PyArg_ParseTuple(args, "w*y*iy*:copy", block, from, &width, places)
+               : PyArg_ParseTuple(args, "w*iy*y*p:apply", block, &width, places, from, &undo)))
+        return NULL;
+    const size_t changes = (size_t)places->len / 4;
+    log_width = log_width_of(width, block->len);
+    if (log_width >= 0 && (size_t)from->len == (copy ? (size_t)block->len : changes << log_width)) {
+        Py_BEGIN_ALLOW_THREADS
+        inside = change(block->buf, (size_t)block->len >> log_width, places->buf, changes, from->buf, log_width,
+                        copy ? COPY : undo ? SUBTRACT : ADD);
+        Py_END_ALLOW_THREADS
+        if (!inside)
+            log_width = refuse("a place is outside the block");
+    } else if (log_width >= 0)
+        log_width = refuse("there are not as many differences as places, or elements as in the block");
+    return released(log_width < 0 ? NULL : Py_NewRef(Py_None), b, 3);
 }
 
 PyDoc_STRVAR(apply_doc, "apply(block, width, places, differences, undo)\n\nAdd the differences to the elements at places "
@@ -1120,26 +1137,14 @@ PyDoc_STRVAR(apply_doc, "apply(block, width, places, differences, undo)\n\nAdd t
 
 static PyObject *py_apply(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer block, places, differences;
-    int width, log_width, undo, inside = 1;
-    if (!PyArg_ParseTuple(args, "w*iy*y*p:apply", &block, &width, &places, &differences, &undo))
-        return NULL;
-    const size_t changes = (size_t)places.len / 4;
-    if ((log_width = log_width_of(width, block.len)) >= 0 && changes << log_width == (size_t)differences.len) {
-        Py_BEGIN_ALLOW_THREADS
-        inside = WIDTHS[log_width].apply(block.buf, (size_t)block.len >> log_width, places.buf, differences.buf, changes,
-                                         undo);
-        Py_END_ALLOW_THREADS
-        if (!inside)
-            log_width = refuse("a place is outside the block");
-    } else if (log_width >= 0)
-        log_width = refuse("there are not as many differences as places");
-    PyBuffer_Release(&block);
-    PyBuffer_Release(&places);
-    PyBuffer_Release(&differences);
-    if (log_width < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return changed(args, 0);
+}
+
+PyDoc_STRVAR(copy_doc, "copy(block, new, width, places)\n\nCopy the elements at places (u32) from a new block.");
+
+static PyObject *py_copy(PyObject *self, PyObject *args) {
+    (void)self;
+    return changed(args, 1);
 }
 
 PyDoc_STRVAR(levels_doc, "levels() -> names\n\nThe instruction sets that this CPU has kernels for; the fastest first.");
@@ -1183,6 +1188,7 @@ static PyMethodDef METHODS[] = {{"diff", py_diff, METH_VARARGS, diff_doc},
                                 {"encode", py_encode, METH_VARARGS, encode_doc},
                                 {"decode", py_decode, METH_VARARGS, decode_doc},
                                 {"apply", py_apply, METH_VARARGS, apply_doc},
+                                {"copy", py_copy, METH_VARARGS, copy_doc},
                                 {"levels", py_levels, METH_NOARGS, levels_doc},
                                 {"level", py_level, METH_VARARGS, level_doc},
                                 {NULL, NULL, 0, NULL}};

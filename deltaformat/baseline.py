@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.blocks import block_count, block_range
+from deltaformat.encodings import copy_changed
+from deltaformat.encodings.strata import Positions
 
 __all__ = ["Baseline", "Held"]
 
@@ -59,11 +61,23 @@ class Held:
         """Note the digest of what the chain's first piece of block `index` gives; None: it is not known."""
         self.keyframes[index] = 0 if digest is None else np.frombuffer(digest, np.uint8)
 
-    def replace(self, index: int, content: Bytes, digest: bytes) -> None:
-        """Hold `content` as block `index` from now on."""
+    def replace(
+        self, index: int, content: Bytes, digest: bytes, *, changed: tuple[int, Positions] | None = None
+    ) -> None:
+        """Hold `content` as block `index` from now on.
+
+        Args:
+            index: The block.
+            content: Its new bytes.
+            digest: Their digest.
+            changed: An element width and the positions where it differs from what is held, if that is known.
+        """
         # An interruption between these lines leaves a block that is read anew, not a false one.
         self.valid[index] = False
-        self.block(index)[:] = content
+        if changed is None:
+            self.block(index)[:] = content
+        else:
+            copy_changed(content, self.block(index), *changed)
         self.digests[index] = np.frombuffer(digest, np.uint8)
         self.valid[index] = True
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +22,7 @@ from deltaformat.encodings import Encoding, changed_positions, encode_block
 from deltaformat.encodings.strata import Positions
 from deltaformat.encodings.streams import fitting_width
 from deltaformat.errors import CorruptError, ErrorCode, InconsistentError
-from deltaformat.pieces import (
-    NO_PIECES,
-    OFFSET,
-    PACK,
-    SLOT,
-    Pieces,
-    StagedRow,
-    build_map,
-    pieces_of,
-)
+from deltaformat.pieces import NO_PIECES, OFFSET, PACK, SLOT, Pieces, StagedRow, build_map, pieces_of
 from deltaformat.policy import Policy, StageCounts
 from deltaformat.rebase import rebase_due, squash
 from deltaformat.rebuild import Rebuilder, Rebuilt
@@ -41,13 +30,11 @@ from deltaformat.sink import PackSink
 from deltaformat.tensors import HostTensor
 from deltaformat.twins import Twins
 from deltaformat.versionmap import NOT_FRESH, VersionMap
+from deltaformat.workers import Workers
 
 __all__ = ["Stage"]
 
 SLAB_BYTES = 8 << 20
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -58,6 +45,8 @@ class _Look:
         index: Block index in its tensor.
         digest: Of the new content; None means that the block is the parent's.
         own: Encoding and payload of the block's own piece, once encoded.
+        changed: Element width, and positions where the content differs from what was held, if that is known.
+        held: Whether it is held now.
         rebase: Whether the chain's prefix is due to be replaced.
         prefix: Encoding and payload that replace it, once encoded.
     """
@@ -65,6 +54,8 @@ class _Look:
     index: int
     digest: bytes | None = None
     own: tuple[Encoding, Buffer] | None = None
+    changed: tuple[int, Positions] | None = None
+    held: bool = False
     rebase: bool = False
     prefix: tuple[Encoding, bytes] | None = None
 
@@ -136,7 +127,7 @@ class Stage:
         self._first_new_pack = len(parent.packs) if parent is not None else 0
         self._twins = Twins(parent, baseline, rebuilder)
         self._staged: dict[str, StagedRow | _Tensor | None] = {}  # None: the parent's row, unchanged
-        self._pool = ThreadPoolExecutor(policy.threads, thread_name_prefix="deltaformat-encode")
+        self._workers = Workers(policy.threads, name="deltaformat-encode")
         self.counts = StageCounts()
 
     def add(self, name: str, host: HostTensor) -> None:
@@ -167,7 +158,7 @@ class Stage:
         Raises:
             StoreError: an upload failed.
         """
-        self._pool.shutdown()
+        self._workers.close()
         self.counts.read_bytes += self._twins.read_bytes
         refs, offsets = self._sink.close()
         rows = {name: row for name, row in self._staged.items() if not isinstance(row, _Tensor)}
@@ -175,7 +166,7 @@ class Stage:
 
     def abort(self) -> None:
         """Give up: uploads that have not begun are dropped, and no thread is left."""
-        self._pool.shutdown(cancel_futures=True)
+        self._workers.close()
         self._sink.abort()
 
     # -- per tensor ------------------------------------------------------------------------------------------
@@ -215,10 +206,11 @@ class Stage:
 
     def _stage_slab(self, tensor: _Tensor, slab: range) -> None:
         started = time.perf_counter()
-        looks = self._map(lambda index: self._look(tensor, index), slab)
+        looks = self._workers.map(lambda index: self._look(tensor, index), slab)
         unread = [look for look in looks if look.digest is not None and look.own is None]
         self._read(tensor, unread, self._encode_read)
         self._rebase(tensor, [look for look in looks if look.rebase and look.prefix is None])
+        self._workers.map(lambda look: self._hold(tensor, look), [look for look in looks if look.own])
         for look in looks:
             if look.digest is None:
                 self._place_unchanged(tensor, look.index)
@@ -235,7 +227,7 @@ class Stage:
             ids = np.array([tensor.parent_start + look.index for look in looks], np.int64)
             rebuilt = list(self._rebuilder.blocks(self._parent, ids))
             self.counts.read_bytes += sum(block.data.size for block in rebuilt)
-            self._map(lambda pair: use(tensor, *pair), list(zip(looks, rebuilt, strict=True)))
+            self._workers.map(lambda pair: use(tensor, *pair), list(zip(looks, rebuilt, strict=True)))
 
     def _rebase(self, tensor: _Tensor, looks: Sequence[_Look]) -> None:
         """Encode new prefixes for chains of blocks that are held.
@@ -258,13 +250,8 @@ class Stage:
         except CorruptError:
             read = []  # what is known may be of a commit that failed: the whole chain tells
         self.counts.read_bytes += sum(keyframe.size for _, keyframe in read)
-        self._map(use, read)
+        self._workers.map(use, read)
         self._read(tensor, [look for look in looks if look.prefix is None], self._squash_read)
-
-    def _map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        if len(items) == 1 or self._policy.threads == 1:
-            return [function(item) for item in items]
-        return list(self._pool.map(function, items))
 
     # -- per block: look and encode (in threads), then place (in order) --------------------------------------
 
@@ -275,11 +262,13 @@ class Stage:
         expected = self._parent.digest[tensor.parent_start + index]
         if tensor.old is not None and tensor.old.matches(index, expected, new.size):
             base = tensor.old.block(index)
-            positions = changed_positions(new, base, fitting_width(new.size, tensor.dtype.width))
+            width = fitting_width(new.size, tensor.dtype.width)
+            positions = changed_positions(new, base, width)
             if not positions.size:
                 return _Look(index)
             own = self._encode(tensor, new, base, positions)
-            return _Look(index, self._digest(new), own, self._rebase_due(tensor, index, own))
+            rebase = self._rebase_due(tensor, index, own)
+            return _Look(index, self._digest(new), own, (width, positions), rebase=rebase)
         digest = self._digest(new)
         return _Look(index, None if digest == expected.tobytes() else digest)
 
@@ -326,6 +315,15 @@ class Stage:
             max_chain=self._policy.max_chain,
         )
 
+    def _hold(self, tensor: _Tensor, look: _Look) -> None:
+        """Hold the new content, unless a twin of it is looked for among all that is held of the parent."""
+        assert look.digest is not None
+        assert look.own is not None
+        new = tensor.block(look.index)
+        if self._parent is None or 4 * _size(look.own[1]) <= new.size:
+            tensor.held.replace(look.index, new, look.digest, changed=look.changed)
+            look.held = True
+
     def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
         assert self._parent is not None
         block = tensor.parent_start + index
@@ -344,7 +342,8 @@ class Stage:
         twin = self._twin(digest, new, before)
         if twin is None and 4 * _size(payload) > new.size:
             twin = self._twins.in_parent(digest, new)
-        tensor.held.replace(index, new, digest)
+        if not look.held:
+            tensor.held.replace(index, new, digest)
         if twin is not None:
             tensor.held.know_keyframe(index, None)
         elif not encoding.needs_base:

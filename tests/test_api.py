@@ -21,7 +21,18 @@ MAX_LINES = 450
 # in a circle.
 LAYERS = {
     "errors": ["errors"],
-    "values": ["arrow_guard", "blocks", "columns", "digests", "dtypes", "external", "ijson", "keys", "paths"],
+    "values": [
+        "arrow_guard",
+        "blocks",
+        "columns",
+        "digests",
+        "dtypes",
+        "external",
+        "ijson",
+        "keys",
+        "paths",
+        "workers",
+    ],
     "codec": [
         "encodings",
         "encodings.estimates",

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 
 from deltaformat.blocks import Bytes
 from deltaformat.cli import doctor
-from deltaformat.encodings import changed_positions, choose_thresholds, encode_sparse, native, parse_sparse
+from deltaformat.encodings import (
+    changed_positions,
+    choose_thresholds,
+    copy_changed,
+    encode_sparse,
+    native,
+    parse_sparse,
+)
 from deltaformat.encodings.estimates import SCALE, scaled_log2
 from deltaformat.encodings.sparse import join_changes, split_changes
 from deltaformat.encodings.thresholds import cut_classes
@@ -105,6 +112,8 @@ def test_everything_is_as_the_reference_has_it(case: tuple[Bytes, Bytes, int, li
             assert np.array_equal(block, new)
             decoded.undo(block)
             assert np.array_equal(block, base)
+            copy_changed(new, block, width, found)
+            assert np.array_equal(block, new)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -198,6 +207,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (k.apply, eight.copy(), 1, u32(8), eight[:1], False),
         (k.apply, eight.copy(), 1, u32(1), eight[:2], False),
         (k.apply, eight.copy(), 3, u32(1), eight[:1], False),
+        (k.copy, eight.copy(), eight, 1, u32(8)),
+        (k.copy, eight.copy(), eight[:7], 1, u32(1)),
+        (k.copy, eight.copy(), eight, 3, u32(1)),
         (k.level, "sse9"),
     ]
     good = [eight, 1, b"\x05", counts, b"\0\0", streams, room, differences]

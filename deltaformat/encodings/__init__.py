@@ -18,7 +18,13 @@ from deltaformat.encodings.planes import (
     encode_planes,
     encode_planes_delta,
 )
-from deltaformat.encodings.sparse import Changes, changed_positions, encode_sparse, parse_sparse
+from deltaformat.encodings.sparse import (
+    Changes,
+    changed_positions,
+    copy_changed,
+    encode_sparse,
+    parse_sparse,
+)
 from deltaformat.encodings.strata import Positions
 from deltaformat.encodings.streams import fitting_width, malformed
 from deltaformat.encodings.thresholds import choose_thresholds
@@ -29,6 +35,7 @@ __all__ = [
     "Encoding",
     "changed_positions",
     "choose_thresholds",
+    "copy_changed",
     "decode_piece",
     "encode_block",
     "encode_planes",

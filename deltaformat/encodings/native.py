@@ -64,6 +64,9 @@ class Kernels(Protocol):
     ) -> None:
         """Add the differences, or subtract them."""
 
+    def copy(self, block: Bytes, new: Bytes, width: int, places: Positions, /) -> None:
+        """Copy elements at places from one block to another."""
+
     def levels(self) -> list[str]:
         """The instruction sets that can be used here, the fastest first."""
 

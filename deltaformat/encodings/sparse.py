@@ -29,6 +29,7 @@ __all__ = [
     "MAX_THRESHOLDS",
     "Changes",
     "changed_positions",
+    "copy_changed",
     "encode_sparse",
     "join_changes",
     "parse_sparse",
@@ -86,6 +87,21 @@ def changed_positions(new: Bytes, base: Bytes, width: int) -> Positions:
         return native.diff(native.kernels, new, base, width)
     elements = new.view(f"<u{width}")
     return np.flatnonzero(elements != base.view(elements.dtype))
+
+
+def copy_changed(new: Bytes, block: Bytes, width: int, positions: Positions) -> None:
+    """Turn `block` into `new`, from which it differs at `positions` only.
+
+    Args:
+        new: A block.
+        block: Another of the same length; it is changed.
+        width: Element width in bytes; it divides the length.
+        positions: What `changed_positions` returned for these.
+    """
+    if native.kernels is None:  # to copy all is faster than to pick
+        block[:] = new
+    else:
+        native.kernels.copy(block, new, width, np.ascontiguousarray(positions, np.uint32))
 
 
 def encode_sparse(

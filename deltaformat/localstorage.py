@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from io import FileIO
 
 import numpy as np
-import numpy.typing as npt
 
-from deltaformat.blocks import byte_view
+from deltaformat.blocks import Bytes, byte_view
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError, StoreError
 from deltaformat.keys import parse_key
 from deltaformat.storage import (
@@ -117,6 +116,12 @@ class LocalStorage:
                 check_length(key, start, length, _read_into(file, data, start))
                 found.append(data)
         return found
+
+    def read_into(self, key: str, start: int, out: Bytes) -> None:
+        """Fill `out` with an object's bytes from `start` on."""
+        check_range(key, start, out.size)
+        with self._reading(key) as file:
+            check_length(key, start, out.size, _read_into(file, out, start))
 
     def put(self, key: str, data: Data) -> None:
         """Store an object, whether or not there is one."""
@@ -297,7 +302,7 @@ def _read(file: FileIO, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _read_into(file: FileIO, data: npt.NDArray[np.uint8], start: int) -> int:
+def _read_into(file: FileIO, data: Bytes, start: int) -> int:
     """Fill `data` from position `start` on; returns how far the file went."""
     filled = 0
     file.seek(start)

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.columns import prefix_sums, ranges
+from deltaformat.encodings import Encoding
 from deltaformat.errors import ErrorCode, LimitError
+from deltaformat.packs import PackRef
 from deltaformat.versionmap import NOT_FRESH, VersionMap
 
 __all__ = ["Batch", "Plan", "plan_blocks", "plan_fresh", "plan_keyframes"]
@@ -41,7 +43,7 @@ class Batch:
         based: Whether a block's pieces apply to the parent's block instead of to nothing.
         piece_start: Index of each block's first piece; one more entry than blocks.
         encoding: Each piece's encoding code.
-        piece_request: The request that brings it.
+        piece_request: The request that brings it; -1: none, it can be read to where its block goes.
         piece_at: Where it begins in that request's bytes.
         piece_length: Its bytes.
         request_pack: Each request's pack, as an index into the map's pack table.
@@ -72,7 +74,8 @@ class Batch:
 
     def requests(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         """Per pack, its index and the (offset, length) ranges to read, in the order of requests."""
-        bounds = [0, *(np.flatnonzero(np.diff(self.request_pack)) + 1).tolist(), len(self.request_pack)]
+        count = len(self.request_pack)
+        bounds = [0, *(np.flatnonzero(np.diff(self.request_pack)) + 1).tolist(), count] if count else []
         starts, lengths = self.request_start.tolist(), self.request_length.tolist()
         for first, last in pairwise(bounds):
             yield (
@@ -114,22 +117,35 @@ class Plan:
         """Make the batches."""
         return (self.batch(number) for number in range(len(self)))
 
-    def batch(self, number: int) -> Batch:
-        """Make one batch."""
+    def batch(self, number: int, *, direct: int | None = None) -> Batch:
+        """Make one batch.
+
+        Args:
+            number: Which one.
+            direct: Request no raw first pieces of so many bytes or more, unless they are in external objects;
+                None: request all pieces.
+        """
         part = slice(int(self._bounds[number]), int(self._bounds[number + 1]))
         counts, lengths = self._counts[part], self._lengths[part]
         pieces = ranges(self._first[part], counts)
         pack, offset, length = self._map.pack[pieces], self._map.offset[pieces], self._map.length[pieces]
-        decoded = int(lengths.sum())
+        encoding, decoded = self._map.encoding[pieces], int(lengths.sum())
+        wanted = np.ones(len(pieces), np.bool_)
+        if direct is not None:
+            first = prefix_sums(counts)[:-1]
+            raw = (encoding[first] == Encoding.RAW) & ~self._based[part]
+            whole = (length[first] == lengths) & (lengths >= direct)  # another length is told by who decodes
+            inside = [isinstance(self._map.packs[index], PackRef) for index in pack[first].tolist()]
+            wanted[first] = ~(raw & whole & np.array(inside, np.bool_))
         order, request, starts, ends = _coalesce(
-            pack * _PACK_SPACING + offset,
-            length,
+            (pack * _PACK_SPACING + offset)[wanted],
+            length[wanted],
             max_gap=self._max_gap,
             max_request=self._max_request,
             spare=self._budget - decoded,
         )
-        piece_request = np.empty(len(pieces), np.intp)
-        piece_request[order] = request
+        piece_request = np.full(len(pieces), -1, np.intp)
+        piece_request[np.flatnonzero(wanted)[order]] = request
         request_pack = starts // _PACK_SPACING
         request_start = starts % _PACK_SPACING
         return Batch(
@@ -137,9 +153,9 @@ class Plan:
             lengths=lengths,
             based=self._based[part],
             piece_start=prefix_sums(counts),
-            encoding=self._map.encoding[pieces],
+            encoding=encoding,
             piece_request=piece_request,
-            piece_at=offset - request_start[piece_request],
+            piece_at=offset - np.append(request_start, 0)[piece_request],
             piece_length=length,
             request_pack=request_pack,
             request_start=request_start,
@@ -336,6 +352,8 @@ def _coalesce(
         The order of the pieces by start; in that order the request of each; where requests start and end.
     """
     order = np.argsort(start, kind="stable")
+    if not len(order):
+        return order, order, start, start
     start, length = start[order], length[order]
     reached = np.maximum.accumulate(start + length)
     gap = start[1:] - reached[:-1]

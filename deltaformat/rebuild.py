@@ -18,16 +18,19 @@ from deltaformat.blocks import Buffer, Bytes
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.encodings import decode_piece
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
-from deltaformat.packs import ExternalRef
+from deltaformat.packs import ExternalRef, PackRef
 from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh, plan_keyframes
 from deltaformat.sources import Sources
 from deltaformat.versionmap import VersionMap
+from deltaformat.workers import Workers
 
 __all__ = ["Rebuilder", "Rebuilt", "allocate"]
 
 CONCURRENT_PACKS = 8
 BLOCKS_OF_A_CHAIN = 66  # a block's pieces and content may take that many blocks' memory, or the budget
 BATCH_BYTES = 64 << 20  # enough for a fast link; larger ones only take memory that is not in any cache
+
+DIRECT_BYTES = 64 << 10  # less is read faster together with what lies beside it
 
 T = TypeVar("T")
 
@@ -90,6 +93,7 @@ class Rebuilder:
         self._budget = max(1, min(memory_budget // 2, BATCH_BYTES))
         self._max_block = max(memory_budget, BLOCKS_OF_A_CHAIN * block_bytes)
         self._threads = max(1, threads)
+        self._direct = DIRECT_BYTES if sources.direct else None
         self._cache = cache
 
     def blocks(self, version: VersionMap, blocks: Integers) -> Iterator[Rebuilt]:
@@ -186,13 +190,11 @@ class Rebuilder:
         plan = plan_fresh(
             version, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
         )
-        with ThreadPoolExecutor(self._threads) as pool:
-            checks = pool.map(
+        with Workers(self._threads, name="deltaformat-check") as workers:
+            workers.map(
                 lambda block: self._check(version, block, place(block), version.digest[block]),
                 plan.skipped.tolist(),
             )
-            for _ in checks:
-                pass
         for _ in self._run(version, plan, lambda work: self._decode(version, work, place(work.block))):
             pass
 
@@ -209,17 +211,20 @@ class Rebuilder:
         Results come in order.
         """
         if len(plan.blocks) == 1:  # as for most small tensors: threads would cost more than they give
-            batch = plan.batch(0)
+            batch = plan.batch(0, direct=self._direct)
             yield from map(rebuild, self._fetch(version, batch).works())
             return
-        with ThreadPoolExecutor(self._threads) as decoders, ThreadPoolExecutor(1) as fetcher:
+        with (
+            Workers(self._threads, name="deltaformat-decode") as workers,
+            ThreadPoolExecutor(1, thread_name_prefix="deltaformat-fetch") as fetcher,
+        ):
             ahead: Future[_Fetched] | None = None
             for number in range(len(plan) + 1):
                 ready = ahead
-                following = plan.batch(number) if number < len(plan) else None
+                following = plan.batch(number, direct=self._direct) if number < len(plan) else None
                 ahead = None if following is None else fetcher.submit(self._fetch, version, following)
                 if ready is not None:
-                    yield from decoders.map(rebuild, ready.result().works())
+                    yield from workers.map(rebuild, ready.result().works())
 
     def _fetch(self, version: VersionMap, batch: Batch) -> _Fetched:
         requests = list(batch.requests())
@@ -228,8 +233,8 @@ class Rebuilder:
             pack, ranges = request
             return self._sources.ranges(version.packs[pack], ranges)
 
-        if len(requests) == 1:
-            results = [read(requests[0])]
+        if len(requests) < 2:
+            results = list(map(read, requests))
         else:
             with ThreadPoolExecutor(CONCURRENT_PACKS) as pool:
                 results = list(pool.map(read, requests))
@@ -273,10 +278,17 @@ class Rebuilder:
         keep_keyframe: bool,
     ) -> Bytes | None:
         keyframe = None
+        if work.direct:
+            piece = version.piece_start[work.block]
+            ref = version.packs[version.pack[piece]]
+            assert isinstance(ref, PackRef)
+            self._sources.into(ref, int(version.offset[piece]), out)
+            if keep_keyframe and payloads:
+                keyframe = out.copy()
         try:
             for number, (piece, payload) in enumerate(zip(work.pieces, payloads, strict=True)):
                 decode_piece(int(work.batch.encoding[piece]), payload, out)
-                if keep_keyframe and number == 0 and len(payloads) > 1:
+                if keep_keyframe and number == 0 and len(payloads) > 1 and not work.direct:
                     keyframe = out.copy()
         except DeltaFormatError as error:
             raise type(error)(error.code, error.message, where=_where(version, work.block)) from error
@@ -351,9 +363,15 @@ class _Work:
         return int(self.batch.blocks[self.index])
 
     @property
+    def direct(self) -> bool:
+        """Whether the first piece was not fetched: it is the block itself, to be read into its place."""
+        return bool(self.batch.piece_request[self.batch.piece_start[self.index]] < 0)
+
+    @property
     def pieces(self) -> range:
+        """The pieces that were fetched."""
         starts = self.batch.piece_start
-        return range(int(starts[self.index]), int(starts[self.index + 1]))
+        return range(int(starts[self.index]) + self.direct, int(starts[self.index + 1]))
 
     def payloads(self) -> list[Bytes]:
         batch, found = self.batch, []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from deltaformat.blocks import Buffer, byte_view
+from deltaformat.blocks import Buffer, Bytes, byte_view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -22,7 +22,7 @@ from deltaformat.external import check_external_url
 from deltaformat.keys import check_object, external_key, parse_key
 from deltaformat.localstorage import open_regular
 from deltaformat.packs import ExternalRef, PackEntry, PackRef
-from deltaformat.storage import Storage
+from deltaformat.storage import ReadsInto, Storage
 
 __all__ = ["Sources", "fetch_whole", "sha256_of"]
 
@@ -54,6 +54,7 @@ class Sources:
 
     def __init__(self, storage: Storage, *, allow_external: Sequence[str] = ()) -> None:
         self._storage = storage
+        self._direct = storage if isinstance(storage, ReadsInto) else None
         self._allowed = tuple(allow_external)
 
     def ranges(self, ref: PackEntry, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
@@ -76,6 +77,16 @@ class Sources:
                 return self._storage.get_ranges(external_key(ref.sha256), ranges)
             except MissingError:
                 raise error from None
+
+    def into(self, ref: PackRef, start: int, out: Bytes) -> None:
+        """Fill `out` with a pack's bytes from `start` on, if `direct`; errors as of `ranges`."""
+        assert self._direct is not None
+        self._direct.read_into(ref.key, start, out)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the storage can read to where bytes are wanted."""
+        return self._direct is not None
 
     def copied(self, ref: ExternalRef, wanted: tuple[int, int]) -> Buffer | None:
         """Read a range of the store's copy of an external object; None where there is none (DF-EXT-03)."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
-from deltaformat.blocks import Buffer, byte_view
+from deltaformat.blocks import Buffer, Bytes, byte_view
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -36,6 +36,7 @@ __all__ = [
     "ObjectInfo",
     "ObstoreStorage",
     "Ranges",
+    "ReadsInto",
     "Storage",
     "chunks_of",
     "open_storage",
@@ -120,6 +121,15 @@ class Storage(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are ignored."""
+        ...
+
+
+@runtime_checkable
+class ReadsInto(Protocol):
+    """What a storage may have besides: reading a range to where it is wanted, without another copy of it."""
+
+    def read_into(self, key: str, start: int, out: Bytes) -> None:
+        """Fill `out` with an object's bytes from `start` on; errors as of `get_ranges`."""
         ...
 
 

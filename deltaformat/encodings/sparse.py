@@ -10,7 +10,7 @@ import numpy as np
 
 from deltaformat.blocks import Buffer, Bytes
 from deltaformat.encodings import native
-from deltaformat.encodings.estimates import SCALE, scaled_log2
+from deltaformat.encodings.estimates import SCALE, scaled_log2, scaled_log2s
 from deltaformat.encodings.planes import join_planes, split_planes
 from deltaformat.encodings.strata import Elements, Positions, Ranks, Strata, magnitude_mask
 from deltaformat.encodings.streams import (
@@ -61,13 +61,13 @@ class Changes:
         """Turn the base into the new block, in place."""
         if native.kernels is not None:
             return self._apply(native.kernels, block, undo=False)
-        block.view(self.differences.dtype)[self.positions] += self.differences
+        np.add.at(block.view(self.differences.dtype), self.positions, self.differences)
 
     def undo(self, block: Bytes) -> None:
         """Turn the new block back into the base, in place."""
         if native.kernels is not None:
             return self._apply(native.kernels, block, undo=True)
-        block.view(self.differences.dtype)[self.positions] -= self.differences
+        np.subtract.at(block.view(self.differences.dtype), self.positions, self.differences)
 
     def _apply(self, kernels: native.Kernels, block: Bytes, *, undo: bool) -> None:
         places = np.ascontiguousarray(self.positions, np.uint32)
@@ -86,7 +86,15 @@ def changed_positions(new: Bytes, base: Bytes, width: int) -> Positions:
     if native.kernels is not None:
         return native.diff(native.kernels, new, base, width)
     elements = new.view(f"<u{width}")
-    return np.flatnonzero(elements != base.view(elements.dtype))
+    differs = elements != base.view(elements.dtype)
+    # Few differ: look for eights of them first.
+    whole = differs.size // 8 * 8
+    words = differs[:whole].view(np.uint64)
+    eights = np.flatnonzero(words != 0)
+    inside = np.flatnonzero(words.take(eights).view(np.bool_))
+    positions: Positions = (eights.take(inside >> 3) << 3) + (inside & 7)
+    rest = np.flatnonzero(differs[whole:])
+    return np.concatenate([positions, rest + whole]) if rest.size else positions
 
 
 def copy_changed(new: Bytes, block: Bytes, width: int, positions: Positions) -> None:
@@ -197,29 +205,34 @@ def split_changes(
     elements = base.view(f"<u{width}")
     places = positions.astype(np.int64, copy=False)
     if thresholds:
-        strata = Strata(elements, thresholds)
-        groups = strata.split(places)
-        ranks = [strata.rank(index, group) if group.size else group for index, group in enumerate(groups)]
-        places = np.concatenate(groups)
+        counts, places, gaps = Strata(elements, thresholds).rank(places)
     else:
-        ranks = [places]
+        counts, gaps = [places.size], places.copy()
+    # Ranks turn into gaps; each stratum's first rank is its first gap.
+    starts = list(accumulate(counts, initial=0))
+    firsts = [start for start, count in zip(starts, counts, strict=False) if count]
+    first_ranks = gaps[firsts]
+    gaps[1:] -= gaps[:-1] + 1
+    gaps[firsts] = first_ranks
+    groups = [gaps[start : start + count] for start, count in zip(starts, counts, strict=False) if count]
+    ks = _choose_ks(groups)
+    lows = [_pack_low_bits(group, k) for group, k in zip(groups, ks, strict=True)]
+    for group, k in zip(groups, ks, strict=True):
+        group >>= k
+    escaped = gaps[gaps >= _ESCAPE]
 
-    gaps = [np.diff(group, prepend=-1) - 1 for group in ranks if group.size]
-    ks = _choose_ks(gaps)
-    quotient = np.concatenate([group >> k for group, k in zip(gaps, ks, strict=True)])
-    lows = [_pack_low_bits(group, k) for group, k in zip(gaps, ks, strict=True)]
-
-    difference = new.view(elements.dtype)[places] - elements[places]
-    signed = difference.view(f"<i{width}")
-    magnitude = np.where(signed < 0, ~difference, difference - elements.dtype.type(1))  # |d| - 1
+    # All are inside; "clip" spares a buffer and another look at each.
+    difference = new.view(elements.dtype).take(places, mode="clip") - elements.take(places, mode="clip")
+    sign = difference >> elements.dtype.type(8 * width - 1)
+    magnitude = (difference ^ -sign) - (sign ^ elements.dtype.type(1))  # ~d is |d| - 1 where d is negative
     return (
-        [group.size for group in ranks],
+        counts,
         bytes(ks),
         [
-            np.minimum(quotient, _ESCAPE).astype(np.uint8).tobytes(),
-            quotient[quotient >= _ESCAPE].astype("<u4").tobytes(),
+            (np.minimum(gaps, _ESCAPE) if escaped.size else gaps).astype(np.uint8).tobytes(),
+            escaped.astype("<u4").tobytes(),
             b"".join(lows),
-            np.packbits(signed < 0, bitorder="little").tobytes(),
+            np.packbits(sign, bitorder="little").tobytes(),
             *split_planes(magnitude),
         ],
     )
@@ -310,9 +323,10 @@ def _log_of(numerator: int, denominator: int) -> int:
 
 def _estimate(gaps: Ranks, k: int) -> int:
     """Estimate what gaps cost: k bits each, the entropy of the quotients, and the escapes."""
-    counts: list[int] = np.bincount(np.minimum(gaps >> k, _ESCAPE), minlength=_ESCAPE + 1).tolist()
-    entropy = sum(count * (scaled_log2(gaps.size) - scaled_log2(count)) for count in counts if count)
-    return SCALE * (gaps.size * k + 32 * counts[_ESCAPE]) + entropy
+    counts = np.bincount(np.minimum(gaps >> k, _ESCAPE), minlength=_ESCAPE + 1)
+    some = counts[counts > 0]
+    entropy = gaps.size * scaled_log2(gaps.size) - int(some @ scaled_log2s(some))
+    return SCALE * (gaps.size * k + 32 * int(counts[_ESCAPE])) + entropy
 
 
 def _pack_low_bits(gaps: Ranks, k: int) -> bytes:
@@ -370,8 +384,8 @@ def _differences(planes: list[Bytes], signs: Bytes, total: int) -> Elements:
     join_planes(planes, magnitude)
     negative = np.unpackbits(signs, count=total, bitorder="little").astype(magnitude.dtype)
     positive = negative ^ magnitude.dtype.type(1)
-    most = magnitude_mask(width)
-    if int(magnitude.max()) > most or int((magnitude + positive).max()) > most:
+    most, largest = magnitude_mask(width), int(magnitude.max())
+    if largest > most or (largest == most and int((magnitude + positive).max()) > most):
         raise malformed("a difference is outside the signed range")  # DF-ENC-16
     differences: Elements = (magnitude ^ -negative) + positive  # ~(|d| - 1) is -|d|
     return differences

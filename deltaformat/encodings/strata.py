@@ -48,47 +48,47 @@ class Strata:
 
     Args:
         elements: The base's elements, as integers.
-        thresholds: Magnitudes, falling.
+        thresholds: Magnitudes, falling; at least one.
 
     Attributes:
         populations: Number of positions in each stratum, outermost first.
     """
 
-    __slots__ = ("_magnitudes", "_ranks", "_thresholds", "_words", "populations")
+    __slots__ = ("_keys", "_limits", "_ranks", "_words", "populations")
 
     def __init__(self, elements: Elements, thresholds: Sequence[int]) -> None:
-        kind = elements.dtype.type
-        self._thresholds = [kind(threshold) for threshold in thresholds]
-        self._magnitudes = elements & kind(magnitude_mask(elements.itemsize))
-        inside = _all_set(elements.size)  # S_0
-        self._words: list[Words] = []
-        for threshold in self._thresholds:
-            inner = _bitmap(self._magnitudes < threshold)
-            self._words.append(inside & ~inner)
-            inside = inner
-        self._words.append(inside)
-        # Entry j counts the stratum's positions in the words before j, and the last one all of them.
-        self._ranks: list[Ranks] = []
-        for words in self._words:
-            ranks = np.zeros(words.size + 1, np.int64)
-            np.cumsum(np.bitwise_count(words), out=ranks[1:])
-            self._ranks.append(ranks)
-        self.populations = [int(ranks[-1]) for ranks in self._ranks]
+        self._keys, self._limits = _keys(elements, thresholds)
+        size = -(-elements.size // 64)
+        inside = np.zeros((len(thresholds) + 2, size), np.uint64)  # the bitmaps of S_0, S_1, ..., and none
+        inside[0] = ~np.uint64(0)
+        inside[0, -1] >>= np.uint64(-elements.size % 64)
+        for bitmap, limit in zip(inside[1:].view(np.uint8), self._limits, strict=False):
+            packed = np.packbits(self._keys < limit, bitorder="little")
+            bitmap[: packed.size] = packed
+        self._words: Words = inside[:-1] & ~inside[1:]
+        # Row i, entry j: the positions of stratum i in the words before j; the last one is all of them.
+        self._ranks = np.zeros((len(thresholds) + 1, size + 1), np.int64)
+        np.cumsum(np.bitwise_count(self._words), axis=1, out=self._ranks[:, 1:])
+        self.populations: list[int] = self._ranks[:, -1].tolist()
 
-    def split(self, positions: Ranks) -> list[Ranks]:
-        """Divide rising positions among the strata, outermost first."""
-        magnitudes = self._magnitudes[positions]
+    def rank(self, positions: Ranks) -> tuple[list[int], Ranks, Ranks]:
+        """Divide rising positions among the strata.
+
+        Returns:
+            How many lie in each stratum, outermost first; the positions in that order; and their ranks.
+        """
+        keys = self._keys.take(positions, mode="clip")
         stratum = np.zeros(positions.size, np.uint8)
-        for threshold in self._thresholds:
-            stratum += magnitudes < threshold
-        return [positions[stratum == index] for index in range(len(self._words))]
-
-    def rank(self, index: int, positions: Ranks) -> Ranks:
-        """Return the ranks of positions that lie in stratum `index`."""
-        word = positions >> 6
+        for limit in self._limits:
+            stratum += keys < limit
+        order = np.argsort(stratum, kind="stable")
+        stratum, positions = stratum.take(order), positions.take(order)
+        counts: list[int] = np.bincount(stratum, minlength=len(self.populations)).tolist()
+        word = stratum * np.int64(self._words.shape[1]) + (positions >> 6)  # in all rows, one after the other
         below = (np.uint64(1) << (positions & 63).view(np.uint64)) - np.uint64(1)
-        ranks: Ranks = self._ranks[index][word] + np.bitwise_count(self._words[index][word] & below)
-        return ranks
+        ranks: Ranks = self._ranks.reshape(-1).take(word + stratum, mode="clip")  # its rows have one more
+        ranks += np.bitwise_count(self._words.reshape(-1).take(word, mode="clip") & below)
+        return counts, positions, ranks
 
     def select(self, ranks: Sequence[Ranks]) -> Ranks:
         """Return the positions of ranks, given for each stratum and below its population."""
@@ -96,24 +96,24 @@ class Strata:
         for group, counts, bitmap in zip(ranks, self._ranks, self._words, strict=True):
             place = np.searchsorted(counts, group, side="right") - 1
             places.append(place)
-            words.append(bitmap[place])
-            rests.append(group - counts[place])
+            words.append(bitmap.take(place))
+            rests.append(group - counts.take(place))
         bits = _select_in_word(np.concatenate(words), np.concatenate(rests).view(np.uint64))
         positions: Ranks = (np.concatenate(places) << 6) + bits
         return positions
 
 
-def _all_set(size: int) -> Words:
-    words = np.full(-(-size // 64), -1, np.int64).view(np.uint64)
-    words[-1] >>= np.uint64(-size % 64)
-    return words
+def _keys(elements: Elements, thresholds: Sequence[int]) -> tuple[Elements, list[Any]]:
+    """Give what orders elements as their magnitudes do among the thresholds, and the limits in their place.
 
-
-def _bitmap(members: npt.NDArray[np.bool_]) -> Words:
-    packed = np.packbits(members, bitorder="little")
-    packed.resize(-(-packed.size // 8) * 8, refcheck=False)
-    words: Words = packed.view("<u8")
-    return words
+    Where the thresholds have no lower bits, the 8 upper bits are enough, and bytes are compared faster.
+    """
+    width, kind = elements.itemsize, elements.dtype.type
+    shift = 8 * width - 9
+    if width == 1 or any(threshold & ((1 << shift) - 1) for threshold in thresholds):
+        return elements & kind(magnitude_mask(width)), [kind(threshold) for threshold in thresholds]
+    keys = (elements >> kind(shift)).astype(np.uint8)  # the sign is cut off
+    return keys, [np.uint8(threshold >> shift) for threshold in thresholds]
 
 
 def _select_in_word(words: Words, ranks: Words) -> Ranks:

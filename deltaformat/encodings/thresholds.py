@@ -7,13 +7,14 @@ classes: from one of all, the cut that saves most is made, again and again, unti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from deltaformat.blocks import Bytes
+from deltaformat.columns import prefix_sums
 from deltaformat.encodings import native
-from deltaformat.encodings.estimates import SCALE, scaled_log2
+from deltaformat.encodings.estimates import SCALE, scaled_log2s
 from deltaformat.encodings.strata import Positions, magnitude_mask
 
 __all__ = ["choose_thresholds", "cut_classes"]
@@ -24,6 +25,9 @@ _MOST_IN_NUMPY = 3
 
 _LEAST_CHANGES = 32
 """Fewer changes than this are not worth a look."""
+
+_LEAST_DENSITY_IN_NUMPY = 2048
+"""Nor, in NumPy, fewer than one in so many elements: the passes cost the same and gain less."""
 
 _LEAST_GAIN = 256
 """A threshold must save one bit in so many changes, besides what it costs itself: it takes time to read."""
@@ -45,6 +49,8 @@ def choose_thresholds(base: Bytes, positions: Positions, width: int, kind: str) 
     """
     if kind != "float" or positions.size < _LEAST_CHANGES:
         return ()
+    if native.kernels is None and positions.size * _LEAST_DENSITY_IN_NUMPY < base.size // width:
+        return ()
     # The threshold itself, its count and its k; then some, since the estimate is one.
     least = SCALE * (8 * (width + 4) + positions.size // _LEAST_GAIN)
     if native.kernels is not None:
@@ -62,7 +68,7 @@ class _Segment:
     first: int
     last: int
     cut: int = 0
-    gain: int = 0
+    gain: int = 0  # below 1: nothing
 
 
 def cut_classes(base: Bytes, positions: Positions, width: int, most: int, least: int) -> list[int]:
@@ -73,27 +79,19 @@ def cut_classes(base: Bytes, positions: Positions, width: int, most: int, least:
     mask = elements.dtype.type(magnitude_mask(width))
     changed_in, seen_in = (
         np.bincount(((sample & mask) >> elements.dtype.type(shift)).astype(np.uint8), minlength=256)
-        for sample in (elements[positions], elements[::stride])
+        for sample in (elements.take(positions, mode="clip"), elements[::stride])
     )
     keys = np.flatnonzero(changed_in + seen_in)
     # How many of each are in the classes before.
-    changed = [0, *accumulate(changed_in[keys].tolist())]
-    seen = [0, *accumulate(seen_in[keys].tolist())]
-
-    def cost(first: int, last: int) -> int:
-        """What the positions of a stratum cost: c log(n / c) + (n - c) log(n / (n - c)), nearly."""
-        c = changed[last] - changed[first]
-        n = max(c, (seen[last] - seen[first]) * stride)
-        return c * (scaled_log2(n) - scaled_log2(c)) + 1477 * c * (2 * n - c) // (2 * n) if c else 0
+    changed, seen = (prefix_sums(count[keys]) for count in (changed_in, seen_in))
+    costs = _costs(changed, seen * stride)
 
     def segment(first: int, last: int) -> _Segment:
-        found = _Segment(first, last)
-        whole = cost(first, last)
-        for cut in range(first + 1, last):
-            gain = whole - cost(first, cut) - cost(cut, last)
-            if gain > found.gain:
-                found.cut, found.gain = cut, gain
-        return found
+        if last - first < 2:
+            return _Segment(first, last)
+        gains = costs[first, last] - costs[first, first + 1 : last] - costs[first + 1 : last, last]
+        best = int(gains.argmax())
+        return _Segment(first, last, first + 1 + best, int(gains[best]))
 
     segments = [segment(0, len(keys))]
     while len(segments) <= most:
@@ -103,3 +101,21 @@ def cut_classes(base: Bytes, positions: Positions, width: int, most: int, least:
         old = segments[best]
         segments[best : best + 1] = [segment(old.first, old.cut), segment(old.cut, old.last)]
     return [int(keys[segment.first]) << shift for segment in segments[1:]]
+
+
+def _costs(changed: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What the positions of a stratum cost: c log(n / c) + (n - c) log(n / (n - c)), nearly.
+
+    Args:
+        changed: Changes in the classes before each, and in all.
+        seen: Elements in them.
+
+    Returns:
+        The costs of classes i to j - 1 at [i, j].
+    """
+    c = changed - changed[:, None]
+    n = np.maximum(c, seen - seen[:, None])
+    some = c > 0
+    c, n = np.where(some, c, 1), np.where(some, n, 1)
+    costs = c * (scaled_log2s(n) - scaled_log2s(c)) + 1477 * c * (2 * n - c) // (2 * n)
+    return np.where(some, costs, 0)

@@ -58,23 +58,18 @@ INLINE u64 load(const u8 *from, size_t size) {
     return value;
 }
 
-INLINE u64 load_element(const u8 *from, u32 log_width) { /* sizes that the compiler knows make it one instruction */
-    switch (log_width) {
-    case 0: return *from;
-    case 1: return load(from, 2);
-    case 2: return load(from, 4);
-    default: return load(from, 8);
+/* For what is made with sizes that the compiler knows. */
+#define BY_WIDTH(LOG_WIDTH, CASE)                                                                                      \
+    switch (LOG_WIDTH) {                                                                                               \
+    case 0: CASE(0, u8); break;                                                                                        \
+    case 1: CASE(1, u16); break;                                                                                       \
+    case 2: CASE(2, u32); break;                                                                                       \
+    default: CASE(3, u64); break;                                                                                      \
     }
-}
 
-INLINE void store_element(u8 *to, u32 log_width, u64 value) {
-    switch (log_width) {
-    case 0: *to = (u8)value; break;
-    case 1: memcpy(to, &value, 2); break;
-    case 2: memcpy(to, &value, 4); break;
-    default: memcpy(to, &value, 8); break;
-    }
-}
+INLINE u64 load_element(const u8 *from, u32 log_width) { return load(from, (size_t)1 << log_width); }
+
+INLINE void store_element(u8 *to, u32 log_width, u64 value) { memcpy(to, &value, (size_t)1 << log_width); }
 
 /* -- The primitives ----------------------------------------------------------------------------------------------- */
 
@@ -283,12 +278,8 @@ INLINE u32 look_at(const Strata *strata, const u8 *base, size_t first, size_t co
         memset(last, 0, sizeof last);
         from = memcpy(last, from, count << strata->log_width);
     }
-    switch (strata->log_width) {
-    case 0: keys_u8(strata, from, CHUNK, chunk->keys); break;
-    case 1: keys_u16(strata, from, CHUNK, chunk->keys); break;
-    case 2: keys_u32(strata, from, CHUNK, chunk->keys); break;
-    default: keys_u64(strata, from, CHUNK, chunk->keys); break;
-    }
+#define KEYS(LOG, TYPE) keys_##TYPE(strata, from, CHUNK, chunk->keys)
+    BY_WIDTH(strata->log_width, KEYS)
     if (count < CHUNK)
         memset(chunk->keys + count, 255, CHUNK - count); /* no limit is above 255 */
     u32 outer = (u32)count, hits = 0, i = 0;
@@ -594,7 +585,7 @@ static u32 choose_k(const u32 *gaps, size_t count, int64_t mean, int64_t target)
 }
 
 /* One k for each stratum, as in sparse.py; gaps of all strata follow each other. */
-static void choose_ks(const u32 *gaps, const size_t *counts, size_t total, u32 *ks) {
+static void choose_ks(const u32 *gaps, const u64 *counts, size_t total, u32 *ks) {
     int64_t means[MAX_STRATA], target = LOG_SCALE * 3;
     size_t at = 0;
     for (u32 i = 0; i < MAX_STRATA; i++)
@@ -685,13 +676,6 @@ INLINE void scatter(const u8 *new, const u8 *base, u32 log_width, const u32 *pla
     }
 }
 
-/* By log_width. */
-typedef struct {
-    void (*split)(const void *, size_t, u8 *, u8 *const *);
-    int (*join)(const u8 *const *, size_t, const u8 *, void *);
-} Width;
-static const Width WIDTHS[] = {{split_u8, join_u8}, {split_u16, join_u16}, {split_u32, join_u32}, {split_u64, join_u64}};
-
 enum How { ADD, SUBTRACT, COPY };
 
 /* Change the elements at places, by differences or to those of another block; give whether all are inside. */
@@ -708,12 +692,10 @@ INLINE int change_body(u8 *block, size_t n, const u8 *places, size_t changes, co
 }
 
 static int change(u8 *block, size_t n, const u8 *places, size_t changes, const u8 *from, int log_width, enum How how) {
-    switch (log_width) {
-    case 0: return change_body(block, n, places, changes, from, 0, how);
-    case 1: return change_body(block, n, places, changes, from, 1, how);
-    case 2: return change_body(block, n, places, changes, from, 2, how);
-    default: return change_body(block, n, places, changes, from, 3, how);
-    }
+    int inside;
+#define CHANGE(LOG, TYPE) inside = change_body(block, n, places, changes, from, LOG, how)
+    BY_WIDTH(log_width, CHANGE)
+    return inside;
 }
 
 /* What a payload may break, as the numbers that `decode` gives; 0 is none. */
@@ -736,6 +718,8 @@ static int take_ranks(Streams *in, size_t at, size_t end, u32 k, size_t n, u32 *
     for (size_t bit = 0; at < end; at++, bit += k) {
         u64 gap = in->quotients[at];
         if (gap == ESCAPE) {
+            if (in->escapes_used == in->escapes_size) /* who writes to the buffer meanwhile gains nothing */
+                return SMALL_ESCAPE;
             gap = load(in->escapes + in->escapes_used, 4);
             in->escapes_used += 4;
         }
@@ -809,7 +793,7 @@ static PyObject *py_diff(PyObject *self, PyObject *args) {
 }
 
 PyDoc_STRVAR(choose_doc, "choose(base, width, places, most, least) -> thresholds\n\nChoose at most so many thresholds, "
-                         "rising, for changes at places (u32), each of which saves more than the least.");
+                         "rising u64, for changes at places (u32), each of which saves more than the least.");
 
 static PyObject *py_choose(PyObject *self, PyObject *args) {
     (void)self;
@@ -827,13 +811,7 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
         count = choose(base->buf, (size_t)base->len >> log_width, (u32)log_width, places->buf, (size_t)places->len / 4,
                        most, least, thresholds);
         Py_END_ALLOW_THREADS
-        result = PyList_New(0);
-        for (u32 i = 0; result && i < count; i++) {
-            PyObject *threshold = PyLong_FromUnsignedLongLong(thresholds[i]);
-            if (!threshold || PyList_Append(result, threshold))
-                Py_CLEAR(result);
-            Py_XDECREF(threshold);
-        }
+        result = PyBytes_FromStringAndSize((const char *)thresholds, (Py_ssize_t)(8 * count));
     } else if (log_width >= 0)
         refuse("the places are not aligned, or too many thresholds are asked for");
     return released(result, b, 2);
@@ -866,7 +844,8 @@ static void give_memory(u8 *memory, size_t size) {
 typedef struct {
     u8 *differences, *stratum, ks[MAX_STRATA], *streams[4 + 8]; /* quotients, escapes, lows, signs, planes */
     u32 *places, *ranks, *gaps;
-    size_t sizes[4 + 8], counts[MAX_STRATA], used; /* used: ks */
+    u64 counts[MAX_STRATA];
+    size_t sizes[4 + 8], used; /* used: ks */
 } Encoded;
 
 static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n, size_t changes, Encoded *out) {
@@ -881,13 +860,10 @@ static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n
         out->counts[out->stratum[j]]++;
     for (u32 i = 1; i <= strata->thresholds; i++)
         to[i] = to[i - 1] + out->counts[i - 1];
-    switch (strata->log_width) {
-#define SCATTER(LOG) scatter(new, base, LOG, out->places, out->stratum, out->ranks, changes, to, gaps, out->differences)
-    case 0: SCATTER(0); break;
-    case 1: SCATTER(1); break;
-    case 2: SCATTER(2); break;
-    default: SCATTER(3); break;
-    }
+#define SCATTER(LOG, TYPE)                                                                                             \
+    scatter(new, base, LOG, out->places, out->stratum, out->ranks, changes, to, gaps, out->differences);               \
+    split_##TYPE(out->differences, changes, out->streams[3], out->streams + 4)
+    BY_WIDTH(strata->log_width, SCATTER)
     sorted = memcpy(out->ranks, gaps, changes * sizeof *gaps);
     for (u32 i = 0; i <= strata->thresholds; sorted += out->counts[i], gaps += out->counts[i], i++) {
         if (out->counts[i])
@@ -896,7 +872,6 @@ static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n
             gaps[j] = sorted[j] - sorted[j - 1] - 1;
     }
     gaps = out->gaps;
-    WIDTHS[strata->log_width].split(out->differences, changes, out->streams[3], out->streams + 4);
 
     u8 *quotients = out->streams[0], *escapes = out->streams[1], *lows = out->streams[2];
     choose_ks(gaps, out->counts, changes, ks);
@@ -926,27 +901,21 @@ static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n
 }
 
 static PyObject *encoded_tuple(const Encoded *out, u32 strata, u32 width) {
-    PyObject *counts = PyList_New(0), *streams = PyList_New(0), *result = NULL;
-    int fine = counts && streams;
-    for (u32 i = 0; fine && i < strata; i++) {
-        PyObject *count = PyLong_FromSize_t(out->counts[i]);
-        fine = count && !PyList_Append(counts, count);
-        Py_XDECREF(count);
-    }
-    for (u32 i = 0; fine && i < 4 + width; i++) {
+    PyObject *streams = PyList_New(0);
+    for (u32 i = 0; streams && i < 4 + width; i++) {
         PyObject *stream = PyBytes_FromStringAndSize((const char *)out->streams[i], (Py_ssize_t)out->sizes[i]);
-        fine = stream && !PyList_Append(streams, stream);
+        if (!stream || PyList_Append(streams, stream))
+            Py_CLEAR(streams);
         Py_XDECREF(stream);
     }
-    if (fine)
-        result = Py_BuildValue("(Oy#O)", counts, (const char *)out->ks, (Py_ssize_t)out->used, streams);
-    Py_XDECREF(counts);
-    Py_XDECREF(streams);
-    return result;
+    if (!streams)
+        return NULL;
+    return Py_BuildValue("y#y#N", (const char *)out->counts, (Py_ssize_t)(strata * sizeof *out->counts),
+                         (const char *)out->ks, (Py_ssize_t)out->used, streams);
 }
 
 PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> counts, ks, streams\n\nMake the parts of a "
-                         "payload from the places (u32) that differ; the streams are quotients, escapes, low bits, signs "
+                         "payload from the places (u32) that differ: u64 counts, and as streams quotients, escapes, low bits, signs "
                          "and planes.");
 
 static PyObject *py_encode(PyObject *self, PyObject *args) {
@@ -1026,90 +995,61 @@ static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *cou
     const size_t total = starts[strata->thresholds + 1];
     if (total % 8 && in->signs[total / 8] >> total % 8)
         return SIGN_PADDING;
-    return WIDTHS[strata->log_width].join(in->planes, total, in->signs, differences) ? FINE : OUT_OF_RANGE;
+    int fine;
+#define JOIN(LOG, TYPE) fine = join_##TYPE(in->planes, total, in->signs, differences)
+    BY_WIDTH(strata->log_width, JOIN)
+    return fine ? FINE : OUT_OF_RANGE;
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(base, width, thresholds, counts, ks, streams, places, differences) -> rule\n\nUndo `encode`: put "
-             "places (u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and "
-             "ks bytes, one for each stratum. The result is 0, or the rule that is broken: 1 an escape is below 255, 2 "
-             "padding of low bits, 3 a rank is not below its stratum's population, 4 padding of signs, 5 a difference is "
-             "out of range.");
+             "decode(base, width, thresholds, counts, ks, content, places, differences) -> rule\n\nUndo `encode`: put places "
+             "(u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and ks bytes, "
+             "one for each stratum; the content is that of all streams. The result is 0, or the rule that is broken: 1 an "
+             "escape is below 255, 2 padding of low bits, 3 a rank is not below its stratum's population, 4 padding of "
+             "signs, 5 a difference is out of range.");
 
 static PyObject *py_decode(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer b[6], *base = &b[0], *thresholds = &b[1], *count_buffer = &b[2], *ks = &b[3], *places = &b[4],
-                    *differences = &b[5], streams[4 + 8];
-    PyObject *list, *result = NULL;
+    Py_buffer b[7], *base = &b[0], *given = &b[1], *counts = &b[2], *ks = &b[3], *content = &b[4], *places = &b[5],
+                    *differences = &b[6];
     Strata strata;
     Streams in = {0};
-    u64 counts[MAX_STRATA];
-    int width, log_width, held = 0, rule = FINE;
-    if (!PyArg_ParseTuple(args, "y*iy*y*y*Ow*w*:decode", base, &width, thresholds, count_buffer, ks, &list, places, differences))
-        return NULL;
-    if ((log_width = log_width_of(width, base->len)) < 0 || read_thresholds(thresholds, log_width, &strata) < 0)
-        goto done;
-    const size_t n = (size_t)base->len >> log_width;
-    const Py_ssize_t wanted = (Py_ssize_t)strata.thresholds + 1;
-    if (count_buffer->len != 8 * wanted || ks->len != wanted || PySequence_Size(list) != 4 + width) {
-        if (!PyErr_Occurred())
-            refuse("these are not the counts, ks and streams of a payload");
-        goto done;
-    }
-    for (; held < 4 + width; held++) {
-        PyObject *stream = PySequence_GetItem(list, held);
-        const int failed = !stream || PyObject_GetBuffer(stream, &streams[held], PyBUF_SIMPLE) < 0;
-        Py_XDECREF(stream);
-        if (failed)
-            goto done;
-    }
+    u64 count[MAX_STRATA], total = 0;
     u8 k[MAX_STRATA];
-    memcpy(k, ks->buf, (size_t)wanted);
-    memcpy(counts, count_buffer->buf, 8 * (size_t)wanted);
-    size_t lows = 0, escapes = 0;
-    u64 total = 0;
-    for (Py_ssize_t i = 0; i < wanted; i++) {
-        if (counts[i] > n || (total += counts[i]) > n || k[i] > MAX_K) {
-            refuse("more changes than elements, or a k above 26");
-            goto done;
-        }
-        lows += (size_t)(counts[i] * k[i] + 7) / 8;
+    int width, log_width, rule = -1;
+    if (!PyArg_ParseTuple(args, "y*iy*y*y*y*w*w*:decode", base, &width, given, counts, ks, content, places, differences))
+        return NULL;
+    if ((log_width = log_width_of(width, base->len)) < 0 || read_thresholds(given, log_width, &strata) < 0)
+        return released(NULL, b, 7);
+    const size_t n = (size_t)base->len >> log_width, groups = (size_t)strata.thresholds + 1;
+    int fits = (size_t)counts->len == 8 * groups && (size_t)ks->len == groups;
+    for (size_t i = 0; fits && i < groups; i++) {
+        count[i] = load((const u8 *)counts->buf + 8 * i, 8);
+        k[i] = ((const u8 *)ks->buf)[i];
+        fits = count[i] <= n && (total += count[i]) <= n && k[i] <= MAX_K;
+        in.lows_size += fits ? (size_t)(count[i] * k[i] + 7) / 8 : 0;
     }
-    int fits = total > 0 && (u64)streams[0].len == total && (size_t)streams[2].len == lows &&
-               (u64)streams[3].len == (total + 7) / 8 && (u64)places->len == 4 * total &&
-               (uintptr_t)places->buf % 4 == 0 && (u64)differences->len == total << log_width;
-    for (int plane = 0; plane < width; plane++) {
-        in.planes[plane] = streams[4 + plane].buf;
-        fits &= (u64)streams[4 + plane].len == total;
-    }
-    u8 *quotients = fits ? malloc((size_t)total) : NULL; /* a copy: what is counted now is what is read later */
-    if (quotients) {
+    const size_t changes = (size_t)total, signs = (changes + 7) / 8;
+    fits = fits && changes && (size_t)content->len >= changes && (size_t)places->len == 4 * changes &&
+           (uintptr_t)places->buf % 4 == 0 && (uintptr_t)differences->buf % (size_t)width == 0 &&
+           (size_t)differences->len == changes << log_width;
+    if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        memcpy(quotients, streams[0].buf, (size_t)total);
-        for (size_t j = 0; j < total; j++)
-            escapes += quotients[j] == ESCAPE;
-        in.quotients = quotients;
-        in.escapes = streams[1].buf;
-        in.escapes_size = (size_t)streams[1].len;
-        in.lows = streams[2].buf;
-        in.lows_size = lows;
-        in.signs = streams[3].buf;
-        fits = in.escapes_size == 4 * escapes;
-        if (fits)
-            rule = decode(&strata, base->buf, n, counts, k, &in, places->buf, differences->buf);
+        in.quotients = content->buf;
+        for (size_t j = 0; j < changes; j++)
+            in.escapes_size += in.quotients[j] == ESCAPE ? 4 : 0;
+        in.escapes = in.quotients + changes;
+        in.lows = in.escapes + in.escapes_size;
+        in.signs = in.lows + in.lows_size;
+        for (int plane = 0; plane < width; plane++)
+            in.planes[plane] = in.signs + signs + (size_t)plane * changes;
+        if ((size_t)content->len == changes + in.escapes_size + in.lows_size + signs + (size_t)width * changes)
+            rule = decode(&strata, base->buf, n, count, k, &in, places->buf, differences->buf);
         Py_END_ALLOW_THREADS
-        free(quotients);
-    } else if (fits) {
-        PyErr_NoMemory();
-        goto done;
     }
-    if (fits)
-        result = PyLong_FromLong(rule);
-    else
-        refuse("a stream or an array has not the size that the counts say");
-done:
-    released(NULL, streams, held);
-    return released(result, b, 6);
+    if (rule < 0)
+        refuse("a stream or an array has not the size that the counts say, or there is none, or a k is above 26");
+    return released(rule < 0 ? NULL : PyLong_FromLong(rule), b, 7);
 }
 
 static PyObject *changed(PyObject *args, int copy) {

@@ -37,13 +37,13 @@ class Kernels(Protocol):
     def diff(self, new: Bytes, base: Bytes, width: int, places: Positions, /) -> int:
         """Put the positions that differ into `places` while it has room; give their number."""
 
-    def choose(self, base: Bytes, width: int, places: Positions, most: int, least: int, /) -> list[int]:
-        """Choose thresholds, rising."""
+    def choose(self, base: Bytes, width: int, places: Positions, most: int, least: int, /) -> bytes:
+        """Choose thresholds, rising; as u64."""
 
     def encode(
         self, new: Bytes, base: Bytes, width: int, places: Positions, thresholds: bytes, /
-    ) -> tuple[list[int], bytes, list[bytes]]:
-        """Make counts, ks and streams."""
+    ) -> tuple[bytes, bytes, list[bytes]]:
+        """Make counts (u64), ks and streams."""
 
     def decode(
         self,
@@ -52,7 +52,7 @@ class Kernels(Protocol):
         thresholds: bytes,
         counts: bytes,
         ks: bytes,
-        streams: Sequence[Buffer],
+        content: Buffer,
         places: Positions,
         differences: Elements,
         /,
@@ -105,7 +105,9 @@ def encode(
 ) -> tuple[list[int], bytes, list[bytes]]:
     """Do what `split_changes` does."""
     places = np.ascontiguousarray(positions, np.uint32)
-    return kernels.encode(new, base, width, places, np.array(thresholds, f"<u{width}").tobytes())
+    given = np.array(thresholds, f"<u{width}").tobytes()
+    counts, ks, streams = kernels.encode(new, base, width, places, given)
+    return np.frombuffer(counts, "<u8").tolist(), ks, streams
 
 
 def decode(
@@ -122,9 +124,8 @@ def decode(
     places: Positions = np.empty(total, np.uint32)
     differences: Elements = np.empty(total, f"<u{width}")
     given = np.array(thresholds, differences.dtype).tobytes()
-    rule = kernels.decode(
-        base, width, given, np.array(counts, "<u8").tobytes(), bytes(ks), streams, places, differences
-    )
+    sizes, content = np.array(counts, "<u8").tobytes(), b"".join([stream.data for stream in streams])
+    rule = kernels.decode(base, width, given, sizes, bytes(ks), content, places, differences)
     if rule:
         raise malformed(_BROKEN[rule])
     return places, differences

@@ -55,7 +55,7 @@ def choose_thresholds(base: Bytes, positions: Positions, width: int, kind: str) 
     least = SCALE * (8 * (width + 4) + positions.size // _LEAST_GAIN)
     if native.kernels is not None:
         places = np.ascontiguousarray(positions, np.uint32)
-        rising = native.kernels.choose(base, width, places, _MOST, least)
+        rising = np.frombuffer(native.kernels.choose(base, width, places, _MOST, least), "<u8").tolist()
     else:
         rising = cut_classes(base, positions, width, _MOST_IN_NUMPY, least)
     return tuple(reversed(rising))

@@ -11,7 +11,7 @@ from mapmaker import BLOCK, D, add, pack_key, small_map
 
 from deltaformat.encodings import Encoding
 from deltaformat.errors import ErrorCode, LimitError
-from deltaformat.packs import PackRef
+from deltaformat.packs import ExternalRef, PackRef
 from deltaformat.plan import plan_blocks, plan_fresh
 from deltaformat.versionmap import NOT_FRESH, VersionMapBuilder
 
@@ -245,3 +245,49 @@ def test_a_version_of_many_blocks_is_planned_at_once():
     assert time.process_time() - started < 5  # takes 0.1 s
     assert sum(batch.fetched for batch in batches) == count * depth * 100
     assert [list(batch.requests()) for batch in fresh] == [[(15, [(0, count * 100)])]]
+
+
+def test_raw_blocks_of_the_store_can_be_left_out():
+    """A storage that reads to where bytes go gets them one by one; what is small, encoded, outside the store,
+    of another length than its block, or on top of the parent's block is requested.
+    """
+    builder = VersionMapBuilder(
+        digest_bytes=D,
+        packs=[PackRef(pack_key(0), 1 << 30), ExternalRef("hf://a/b@" + "0" * 40 + "/c", 1 << 30, "0" * 64)],
+    )
+    raw, sparse = Encoding.RAW, Encoding.SPARSE
+    chains = [
+        [(0, 1000, BLOCK, raw)],
+        [(0, 5000, BLOCK, raw), (0, 10, 7, sparse), (0, 17, 7, sparse)],
+        [(1, 0, BLOCK, raw)],
+        [(0, 9000, BLOCK - 1, raw)],
+        [(0, 30, BLOCK, Encoding.PLANES)],
+        [(0, 20000, 100, raw)],
+    ]
+    pieces = np.array([piece for chain in chains for piece in chain])
+    builder.add_tensor(
+        "w",
+        "U8",
+        (5 * BLOCK + 100,),
+        digests=np.zeros((6, D), np.uint8),
+        fresh=np.array([255, 1, 255, 255, 255, 255], np.uint8),
+        depth=np.array([len(chain) for chain in chains], np.uint8),
+        **dict(zip(("pack", "offset", "length", "encoding"), pieces.T, strict=True)),
+    )
+    version = builder.finish()
+    plan = plan_blocks(version, np.arange(6), block_bytes=BLOCK, budget=HUGE, max_gap=0)
+    batch, whole = plan.batch(0, direct=BLOCK), plan.batch(0)
+    left_out = (batch.piece_request < 0).tolist()
+    assert left_out == [True, True, False, False, False, False, False, False]
+    listed = [(pack, *item) for pack, items in batch.requests() for item in items]
+    assert listed == [(0, 10, 14), (0, 30, BLOCK), (0, 9000, BLOCK - 1), (0, 20000, 100), (1, 0, BLOCK)]
+    assert (whole.piece_request >= 0).all()
+    assert whole.fetched == batch.fetched + 2 * BLOCK
+    for piece in np.flatnonzero(batch.piece_request >= 0).tolist():
+        request = batch.piece_request[piece]
+        assert batch.request_start[request] + batch.piece_at[piece] == version.offset[piece]
+    (all_out,) = [plan_blocks(version, np.arange(1), block_bytes=BLOCK, budget=HUGE).batch(0, direct=1)]
+    assert list(all_out.requests()) == []
+    assert all_out.fetched == 0
+    fresh = plan_fresh(version, block_bytes=BLOCK, budget=HUGE).batch(0, direct=BLOCK)
+    assert (fresh.piece_request < 0).tolist() == [True, False, False, False, False, False]

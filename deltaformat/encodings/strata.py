@@ -65,7 +65,7 @@ class Strata:
         for bitmap, limit in zip(inside[1:].view(np.uint8), self._limits, strict=False):
             packed = np.packbits(self._keys < limit, bitorder="little")
             bitmap[: packed.size] = packed
-        self._words: Words = inside[:-1] & ~inside[1:]
+        self._words: Words = inside[:-1] ^ inside[1:]  # each is a part of the one before
         # Row i, entry j: the positions of stratum i in the words before j; the last one is all of them.
         self._ranks = np.zeros((len(thresholds) + 1, size + 1), np.int64)
         np.cumsum(np.bitwise_count(self._words), axis=1, out=self._ranks[:, 1:])

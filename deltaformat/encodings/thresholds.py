@@ -99,7 +99,8 @@ def cut_classes(base: Bytes, positions: Positions, width: int, most: int, least:
         if segments[best].gain <= least:
             break
         old = segments[best]
-        segments[best : best + 1] = [segment(old.first, old.cut), segment(old.cut, old.last)]
+        make = segment if len(segments) < most else _Segment  # the last ones are not cut again
+        segments[best : best + 1] = [make(old.first, old.cut), make(old.cut, old.last)]
     return [int(keys[segment.first]) << shift for segment in segments[1:]]
 
 
@@ -117,5 +118,6 @@ def _costs(changed: npt.NDArray[np.int64], seen: npt.NDArray[np.int64]) -> npt.N
     n = np.maximum(c, seen - seen[:, None])
     some = c > 0
     c, n = np.where(some, c, 1), np.where(some, n, 1)
-    costs = c * (scaled_log2s(n) - scaled_log2s(c)) + 1477 * c * (2 * n - c) // (2 * n)
+    log_n, log_c = scaled_log2s(np.stack([n, c]))
+    costs = c * (log_n - log_c) + 1477 * c * (2 * n - c) // (2 * n)
     return np.where(some, costs, 0)

@@ -437,12 +437,13 @@ static u16 log_table[256]; /* of 1 + i / 256 */
 
 static void make_log_table(void) {
     for (u32 i = 0; i < 256; i++) {
-        u64 x = ((u64)256 + i) << 23; /* 1 is 2^31 */
+        u64 x = ((u64)256 + i) << 23, log = 0; /* 1 is 2^31 */
         for (u32 bit = LOG_SCALE / 2; bit; bit /= 2) {
             x = x * x >> 31;
-            log_table[i] = (u16)(log_table[i] + (x >> 32 ? bit : 0));
+            log += x >> 32 ? bit : 0;
             x >>= x >> 32;
         }
+        log_table[i] = (u16)log;
     }
 }
 

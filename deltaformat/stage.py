@@ -321,7 +321,8 @@ class Stage:
         assert look.own is not None
         new = tensor.block(look.index)
         if self._parent is None or 4 * _size(look.own[1]) <= new.size:
-            tensor.held.replace(look.index, new, look.digest, changed=look.changed)
+            patched = look.changed if tensor.held is tensor.old else None  # another size, another place
+            tensor.held.replace(look.index, new, look.digest, changed=patched)
             look.held = True
 
     def _place_unchanged(self, tensor: _Tensor, index: int) -> None:

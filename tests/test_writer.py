@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from watching import Faulty, Recorder
-from writertools import BLOCK, check_follow, kinds, make, memory, put_keys, reads, state, trained
+from writertools import BLOCK, bf16, check_follow, kinds, make, memory, put_keys, reads, state, trained
 
 import deltaformat as df
 from deltaformat import Policy, Progress
@@ -503,3 +503,24 @@ def test_a_progress_callback_that_raises():
     with store.writer() as writer:
         writer.commit(step=0, tensors=tensors)
     reads(store.version(), tensors)
+
+
+@pytest.mark.parametrize("grown", [0, 1, 20, -20])
+def test_what_is_held_is_what_was_staged(grown):
+    """Also where only changes are taken over, and where a tensor has another size than the one held before."""
+    rng = np.random.default_rng(3)
+    before = {"w": bf16(rng, 100, 20), "v": bf16(rng, 9, 64)}
+    after = trained(before, changes=2)
+    rows = np.concatenate([after["w"], bf16(rng, 20, 20)])[: 100 + grown]
+    states = [before, after | {"w": rows}]
+    states += [trained(states[-1], seed, changes=3) for seed in (1, 2)]
+    store = make()
+    with store.writer() as writer:
+        for step, tensors in enumerate(states):
+            writer.commit(step=step, tensors=tensors)
+            for name, array in tensors.items():
+                held = writer._baseline.get(name)
+                assert held.data.tobytes() == array.tobytes()
+                assert held.valid.all()
+    for step, tensors in enumerate(states):
+        reads(store.version(step=step), tensors)

@@ -507,7 +507,7 @@ def test_a_progress_callback_that_raises():
 
 @pytest.mark.parametrize("grown", [0, 1, 20, -20])
 def test_what_is_held_is_what_was_staged(grown):
-    """Also where only changes are taken over, and where a tensor has another size than the one held before."""
+    """Also where only changes are taken over, and where a tensor had another size before."""
     rng = np.random.default_rng(3)
     before = {"w": bf16(rng, 100, 20), "v": bf16(rng, 9, 64)}
     after = trained(before, changes=2)

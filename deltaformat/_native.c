@@ -74,7 +74,7 @@ INLINE void store_element(u8 *to, u32 log_width, u64 value) { memcpy(to, &value,
 /* -- The primitives ----------------------------------------------------------------------------------------------- */
 
 typedef u64 (*Differ)(const u8 *, const u8 *); /* bit i: byte i of the one is not byte i of the other */
-typedef u64 (*Within)(const u8 *, u8, u8);     /* bit i: byte i is at least the second, and above it by at most the third */
+typedef u64 (*Within)(const u8 *, u8, u8);     /* bit i: byte i is at least y, and above it by at most z */
 typedef u32 (*Select)(u64, u32);               /* place of the set bit number r, which the word has */
 
 #define HIGHS 0x8080808080808080u
@@ -680,13 +680,15 @@ INLINE void scatter(const u8 *new, const u8 *base, u32 log_width, const u32 *pla
 enum How { ADD, SUBTRACT, COPY };
 
 /* Change the elements at places, by differences or to those of another block; give whether all are inside. */
-INLINE int change_body(u8 *block, size_t n, const u8 *places, size_t changes, const u8 *from, u32 log_width, enum How how) {
+INLINE int change_body(u8 *block, size_t n, const u8 *places, size_t changes, const u8 *from, u32 log_width,
+                       enum How how) {
     for (size_t j = 0; j < changes; j++) {
         const size_t place = (size_t)load(places + 4 * j, 4);
         if (place >= n)
             return 0;
         u8 *at = block + (place << log_width);
-        const u64 old = load_element(at, log_width), x = load_element(from + ((how == COPY ? place : j) << log_width), log_width);
+        const u64 old = load_element(at, log_width);
+        const u64 x = load_element(from + ((how == COPY ? place : j) << log_width), log_width);
         store_element(at, log_width, how == COPY ? x : how == ADD ? old + x : old - x);
     }
     return 1;
@@ -818,25 +820,25 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
     return released(result, b, 2);
 }
 
-/* Memory that the next call may use, guarded by the GIL: to have it from the system anew costs more than the work in it. */
+/* Memory that the next call may use, guarded by the GIL: to have it from the system anew costs more than the work. */
 #define SPARES 4
 #define SPARE_SIZE ((size_t)1 << 20)
 static u8 *spares[SPARES];
 
 static u8 *take_memory(size_t size) {
-    for (u32 i = 0; i < SPARES && size <= SPARE_SIZE; i++)
-        if (spares[i]) {
-            u8 *found = spares[i];
-            spares[i] = NULL;
+    for (u8 **spare = spares; spare < spares + SPARES && size <= SPARE_SIZE; spare++)
+        if (*spare) {
+            u8 *found = *spare;
+            *spare = NULL;
             return found;
         }
     return malloc(size < SPARE_SIZE ? SPARE_SIZE : size);
 }
 
 static void give_memory(u8 *memory, size_t size) {
-    for (u32 i = 0; i < SPARES && memory && size <= SPARE_SIZE; i++)
-        if (!spares[i]) {
-            spares[i] = memory;
+    for (u8 **spare = spares; spare < spares + SPARES && size <= SPARE_SIZE; spare++)
+        if (!*spare) {
+            *spare = memory;
             return;
         }
     free(memory);
@@ -916,8 +918,8 @@ static PyObject *encoded_tuple(const Encoded *out, u32 strata, u32 width) {
 }
 
 PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> counts, ks, streams\n\nMake the parts of a "
-                         "payload from the places (u32) that differ: u64 counts, and as streams quotients, escapes, low bits, signs "
-                         "and planes.");
+                         "payload from the places (u32) that differ: u64 counts, and as streams quotients, escapes, low "
+                         "bits, signs and planes.");
 
 static PyObject *py_encode(PyObject *self, PyObject *args) {
     (void)self;
@@ -1003,11 +1005,11 @@ static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *cou
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(base, width, thresholds, counts, ks, content, places, differences) -> rule\n\nUndo `encode`: put places "
-             "(u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and ks bytes, "
-             "one for each stratum; the content is that of all streams. The result is 0, or the rule that is broken: 1 an "
-             "escape is below 255, 2 padding of low bits, 3 a rank is not below its stratum's population, 4 padding of "
-             "signs, 5 a difference is out of range.");
+             "decode(base, width, thresholds, counts, ks, content, places, differences) -> rule\n\nUndo `encode`: put "
+             "places (u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and "
+             "ks bytes, one for each stratum; the content is that of all streams. The result is 0, or the rule that is "
+             "broken: 1 an escape is below 255, 2 padding of low bits, 3 a rank is not below its stratum's population, 4 "
+             "padding of signs, 5 a difference is out of range.");
 
 static PyObject *py_decode(PyObject *self, PyObject *args) {
     (void)self;

@@ -1,0 +1,181 @@
+"""Whole commits and reads, to and from a synced directory, each beside XOR + zstd-1 of the same bytes in memory.
+
+A commit is all of it: compare, hash, encode, write and sync packs, manifest and record. A read is all of it:
+open the store, fetch, decode, apply, check every digest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+import deltaformat as df
+from deltaformat.bench.codecs import Codec, Mode, bits, changes, same_bits, serving
+from deltaformat.bench.coding import Wrong, timed
+from deltaformat.bench.inputs import Input
+
+__all__ = ["StoreRow", "measure_store", "scratch"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRow:
+    """What a store took in one configuration; medians over steps.
+
+    Attributes:
+        mode: The configuration.
+        threads: Its threads; a writer has two more that hash and write packs.
+        rounds: Steps measured.
+        changed: Weights that change in a step.
+        per_change: Bytes of all objects of a commit, a changed weight.
+        payload_per_change: Of pieces alone.
+        bytes: Bytes of a commit by kind of object.
+        full_ratio: Bytes of the first commit over raw bytes.
+        seconds: `first commit`, `commit` and its parts by CommitInfo, `follow` (a step from the one before at
+            hand), `cold read` (the newest version from nothing; its chains have a piece per step), `open`,
+            `one row` (of a tensor, from nothing, without the opening).
+        peer_encode_s, peer_apply_s: XOR + zstd-1 of the same steps, on as many threads; None without peers.
+    """
+
+    mode: str
+    threads: int
+    rounds: int
+    changed: float
+    per_change: float
+    payload_per_change: float
+    bytes: dict[str, float]
+    full_ratio: float
+    seconds: dict[str, float]
+    peer_encode_s: float | None
+    peer_apply_s: float | None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds by name."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, name: str, function: Callable[[], T]) -> T:
+        taken, result = timed(function)
+        self.seconds.setdefault(name, []).append(taken)
+        return result
+
+    def median(self, name: str) -> float | None:
+        return statistics.median(self.seconds[name]) if name in self.seconds else None
+
+
+class scratch:  # noqa: N801 - used as a context manager
+    """A temporary directory that is removed at the end."""
+
+    def __enter__(self) -> Path:
+        self._path = Path(tempfile.mkdtemp(prefix="deltaformat-bench-"))
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def measure_store(
+    given: Input, mode: Mode, *, peer: Codec | None, rounds: int, report: Callable[[str], None]
+) -> StoreRow:
+    """Commit step 0, then `rounds` steps; follow, read and slice each.
+
+    Args:
+        given: The input.
+        mode: Ours.
+        peer: XOR + zstd-1, to take turns with.
+        rounds: Steps, at most those that the input has.
+        report: Told what is being done.
+
+    Raises:
+        Wrong: Something came back with other bits.
+    """
+    rounds = min(rounds, given.steps)
+    clock = _Clock()
+    infos: list[df.CommitInfo] = []
+    changed: list[int] = []
+    old = given.make(0)
+    nbytes = sum(array.nbytes for array in old.values())
+    policy = df.Policy(strata=mode.strata, threads=mode.threads)
+    with serving(mode), scratch() as directory:
+        place = directory / "store"
+        with df.create(place).writer(policy=policy) as writer:
+            first = clock.time("first commit", partial(writer.commit, step=0, tensors=old))
+            for step in range(1, rounds + 1):
+                report(f"{given.title}: store, {mode.label}, step {step} of {rounds}")
+                new = given.make(step)
+                changed.append(changes(bits(old), bits(new)))
+                if peer is not None:
+                    _peer_turn(clock, peer, old, new)
+                infos.append(clock.time("commit", partial(writer.commit, step=step, tensors=new)))
+                _read_turn(clock, place, mode, old, new, step)
+                old = new
+    medians = {name: statistics.median(values) for name, values in clock.seconds.items()}
+    parts = {
+        f"commit: {part}": statistics.median(info.timings[part] for info in infos)
+        for part in ("encode", "stage", "manifest", "record")
+    }
+    kinds = ("payload_bytes", "pack_bytes", "manifest_bytes", "record_bytes", "rebase_bytes")
+    each = list(zip(infos, changed, strict=True))
+    return StoreRow(
+        mode=mode.name,
+        threads=mode.threads,
+        rounds=rounds,
+        changed=statistics.median(changed),
+        per_change=statistics.median(info.bytes_written / max(1, count) for info, count in each),
+        payload_per_change=statistics.median(info.payload_bytes / max(1, count) for info, count in each),
+        bytes={kind: statistics.median(getattr(info, kind) for info in infos) for kind in kinds},
+        full_ratio=first.bytes_written / nbytes,
+        seconds={name: value for name, value in medians.items() if not name.startswith("peer")} | parts,
+        peer_encode_s=clock.median("peer encode"),
+        peer_apply_s=clock.median("peer apply"),
+    )
+
+
+def _peer_turn(clock: _Clock, peer: Codec, old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> None:
+    before, after = bits(old), bits(new)
+    frames = clock.time("peer encode", lambda: peer.encode(before, after))
+    target = {name: array.copy() for name, array in before.items()}
+    clock.time("peer apply", lambda: peer.apply(frames, target))
+    if not same_bits(target, after):
+        raise Wrong(f"{peer.name} is not lossless")
+
+
+def _read_turn(
+    clock: _Clock, place: Path, mode: Mode, old: dict[str, np.ndarray], new: dict[str, np.ndarray], step: int
+) -> None:
+    with df.open(place, threads=mode.threads).version(step=step - 1) as previous:
+        store = df.open(place, threads=mode.threads)  # a follower has the step before, and polls for the next
+
+        def follow() -> dict[str, np.ndarray]:
+            with store.version(step=step) as version:
+                return version.follow(previous, old)
+
+        _check(clock.time("follow", follow), new)
+
+    def cold() -> dict[str, np.ndarray]:
+        with df.open(place, threads=mode.threads).version() as version:
+            return version.state_dict()
+
+    _check(clock.time("cold read", cold), new)
+    version = clock.time("open", lambda: df.open(place, threads=mode.threads).version())
+    name = max(new, key=lambda name: new[name].nbytes)
+    row = new[name].shape[0] * 2 // 3 if new[name].ndim else 0
+    part = version.get_slice(name)
+    got = clock.time("one row", lambda: part[row : row + 1])
+    _check({name: got}, {name: new[name][row : row + 1]})
+
+
+def _check(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    if not same_bits(bits(got), bits(expected)):
+        raise Wrong("what was read is not what was committed")

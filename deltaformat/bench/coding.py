@@ -149,7 +149,7 @@ def measure_coding(
     try:
         for number in range(rounds):
             if number:
-                old = bits(given.make(number))
+                old = new
             new = bits(given.make(number + 1))
             changed.append(changes(old, new))
             if given.bounded and not number:

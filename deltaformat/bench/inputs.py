@@ -4,9 +4,12 @@ A trace is a few successive states, real ones from a store of tools/make_trace.p
 inputs come from it:
 
 - `llm`: its bf16 values concatenated and tiled into tensors of 32 MiB. The concatenation is cut into rows of
-  1,024 weights; copy number c of it begins 1,009 c rows further on and wraps around. So neither zstd nor block
-  deduplication finds a copy: what repeats is tens of megabytes away, beyond zstd-1's window, and lies at another
-  offset in its 1 MiB block, so that no two blocks are alike (a test sees to both).
+  1,024 weights. Copy number c of it begins 1,009 c rows further on and wraps around, and within it every run of
+  512 rows is shuffled, and so are, alike in all rows, the groups of 8 bytes of a row: what a net would be whose
+  neurons had been numbered otherwise. So a copy has the same weights with the same changes at about the same
+  places, but no string of values, gaps or zeros that zstd could find again, and no block that deduplication
+  could. (Whole rows at other offsets would not do: of a step coded as gaps and values, what repeats lies within
+  zstd-1's window.)
 - `fp8`: each of those rows in float8_e4m3fn with a scale of its own (f32, maximum / 448), tiled alike.
 - `moment`: f32 in which every element changes, as an optimizer's running mean: m <- 0.9 m + 0.1 g.
 - `sparse`: `llm` with changes thinned, at random, to 0.03 % of all weights, as large mixture-of-experts models
@@ -31,6 +34,7 @@ __all__ = ["Input", "Trace", "derive", "read_traces", "synthetic_trace", "tile",
 
 ROW = 1024
 SHIFT = 1009
+RUN = 512
 TENSOR_BYTES = 32 << 20
 SPARSE_DENSITY = 0.0003
 
@@ -115,10 +119,24 @@ def synthetic_trace(weights: int, steps: int, *, lr: float) -> Trace:
 
 
 def tile(rows: Rows, count: int) -> Rows:
-    """Take `count` rows: copy after copy of all, each beginning `SHIFT` rows further on (see above)."""
-    place = np.arange(count, dtype=np.int64)
-    copy, row = np.divmod(place, len(rows))
-    return np.take(rows, (row + copy * SHIFT) % len(rows), axis=0)
+    """Take `count` rows: copy after copy of all, each shifted and shuffled in its own way (see above).
+
+    Args:
+        rows: Shape (rows, elements); what is shuffled in a row are groups of 8 bytes, if it has such.
+        count: How many rows to make. The same rows and counts give the same shuffle, whatever the content.
+    """
+    lanes = rows.view(np.uint64) if rows.shape[1] * rows.itemsize % 8 == 0 else rows.view(f"u{rows.itemsize}")
+    tiled = np.empty((count, lanes.shape[1]), lanes.dtype)
+    for copy, start in enumerate(range(0, count, len(rows))):
+        draw = np.random.default_rng(copy)
+        order = (np.arange(len(rows)) + copy * SHIFT) % len(rows)
+        for run in range(0, len(rows), RUN):
+            draw.shuffle(order[run : run + RUN])
+        column = draw.permutation(lanes.shape[1]) if lanes.dtype == np.uint64 else np.arange(lanes.shape[1])
+        for run in range(start, min(start + len(rows), count), RUN):
+            stop = min(run + RUN, start + len(rows), count)
+            np.take(lanes[order[run - start : stop - start]], column, axis=1, out=tiled[run:stop], mode="clip")
+    return tiled.view(rows.dtype)
 
 
 def trace_input(trace: Trace) -> Input:
@@ -208,10 +226,9 @@ def _to_fp8(rows: Rows) -> tuple[Rows, Rows]:
 
 
 def _cut(rows: Rows, suffix: str = "weight", row_bytes: int | None = None) -> State:
-    """Cut rows into tensors of 32 MiB, the last one larger; `row_bytes` where others set the pace."""
+    """Cut rows into tensors of 32 MiB, and what is left; `row_bytes` where others set the pace."""
     per_tensor = TENSOR_BYTES // (row_bytes or rows.nbytes // len(rows))
-    count = max(1, len(rows) // per_tensor)
-    bounds = [*(number * per_tensor for number in range(count)), len(rows)]
     return {
-        f"model.layers.{number}.{suffix}": rows[bounds[number] : bounds[number + 1]] for number in range(count)
+        f"model.layers.{number}.{suffix}": rows[start : start + per_tensor]
+        for number, start in enumerate(range(0, len(rows), per_tensor))
     }

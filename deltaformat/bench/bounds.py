@@ -1,9 +1,10 @@
 """Entropy bounds: what no coder of a model can go below, computed on the data that is measured.
 
-Models of where changes are, in each run of 1 MiB of a tensor: every element changes by the same chance, or by a
-chance that depends on the exponent of its old value. And of what changes are (new - old, as integers): drawn from
-one distribution, or from one per exponent; over all tensors. Chances and distributions are the observed ones, and
-telling them costs nothing, so that no coder of the same model can reach its bound. One that knows more can.
+Models of where changes are, in each run of 1 MiB of a tensor: every element changes by the same chance,
+or by a chance that depends on the exponent of its old value. And of what changes are (new - old, as
+integers): drawn from one distribution, or from one per exponent; over all tensors. Chances and
+distributions are the observed ones, and telling them costs nothing, so that no coder of the same model
+can reach its bound. One that knows more can.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import numpy.typing as npt
 
 from deltaformat.bench.codecs import Bits
 
-__all__ = ["EXPONENT_SHIFTS", "REGION_BYTES", "Bounds", "binary_entropy_bits", "entropy_bits", "measure_bounds"]
+__all__ = [
+    "EXPONENT_SHIFTS",
+    "REGION_BYTES",
+    "Bounds",
+    "binary_entropy_bits",
+    "entropy_bits",
+    "measure_bounds",
+]
 
 EXPONENT_SHIFTS = {"BF16": 7, "F16": 10, "F32": 23, "F8_E4M3": 3, "F8_E5M2": 2}
 """Bits below the exponent, by dtype."""
@@ -101,4 +109,5 @@ def _exponents(elements: npt.NDArray[np.unsignedinteger], shift: int | None) -> 
         return np.zeros(elements.size, np.uint8)
     kind = elements.dtype.type
     mask = kind((1 << (8 * elements.itemsize - 1 - shift)) - 1)
-    return ((elements >> kind(shift)) & mask).astype(np.uint8)
+    exponents: npt.NDArray[np.uint8] = ((elements >> kind(shift)) & mask).astype(np.uint8)
+    return exponents

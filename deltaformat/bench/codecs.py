@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Buffer, Bytes, block_count, block_range
+from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Buffer, Bytes, block_count, block_range, byte_view
 from deltaformat.dtypes import get_dtype
 from deltaformat.encodings import changed_positions, decode_piece, encode_block, native
 from deltaformat.encodings.streams import fitting_width
@@ -31,6 +31,7 @@ __all__ = [
     "State",
     "bits",
     "changes",
+    "cut",
     "find_peers",
     "load_peers",
     "same_bits",
@@ -100,7 +101,7 @@ def same_bits(first: Bits, second: Bits) -> bool:
 
 def size_of(payload: Payload) -> int:
     """Count the bytes of a payload."""
-    return sum(memoryview(data).nbytes for data in payload.values())  # type: ignore[arg-type]  # as in blocks
+    return sum(byte_view(data).nbytes for data in payload.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class Blocks:
         """Encode every block that changed; the key is (tensor, block), a byte before each piece its code."""
 
         def one(at: tuple[str, int]) -> Buffer | None:
-            block, base, dtype = _cut(new, at), _cut(old, at), self._dtypes[at[0]]
+            block, base, dtype = cut(new, at), cut(old, at), self._dtypes[at[0]]
             positions = changed_positions(block, base, fitting_width(block.size, dtype.width))
             if not positions.size:
                 return None
@@ -182,8 +183,8 @@ class Blocks:
         """Apply pieces in place."""
 
         def one(item: tuple[Any, Buffer]) -> None:
-            view = memoryview(item[1])  # type: ignore[arg-type]  # as in blocks
-            decode_piece(view[0], view[1:], _cut(target, item[0]))
+            view = byte_view(item[1])
+            decode_piece(view[0], view[1:], cut(target, item[0]))
 
         with serving(self._mode):
             self._map(one, list(payload.items()))
@@ -194,7 +195,11 @@ class Blocks:
             self._pool.shutdown()
 
     def _map(self, function: Callable[[T], R], items: list[T]) -> list[R]:
-        return [function(item) for item in items] if self._pool is None else list(self._pool.map(function, items))
+        return (
+            [function(item) for item in items]
+            if self._pool is None
+            else list(self._pool.map(function, items))
+        )
 
 
 def _places(state: Bits) -> Iterator[tuple[str, int]]:
@@ -203,7 +208,8 @@ def _places(state: Bits) -> Iterator[tuple[str, int]]:
             yield name, index
 
 
-def _cut(state: Bits, at: tuple[str, int]) -> Bytes:
+def cut(state: Bits, at: tuple[str, int]) -> Bytes:
+    """A block: `at` is its tensor's name and its number there."""
     data = state[at[0]].reshape(-1).view(np.uint8)
     start, end = block_range(at[1], data.size, DEFAULT_BLOCK_BYTES)
     return data[start:end]

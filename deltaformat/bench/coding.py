@@ -139,6 +139,7 @@ def measure_coding(
     rounds = min(rounds, given.steps)
     old_state = given.make(0)
     old, dtypes = bits(old_state), dtype_names(old_state)
+    new = old
     seats = [_Seat(Blocks(mode, old_state), True, mode.threads) for mode in modes]
     seats += [_Seat(codec, False, threads) for threads, codec in peers if not isinstance(codec, Absent)]
     target: Bits = {name: np.empty_like(array) for name, array in old.items()}
@@ -148,16 +149,14 @@ def measure_coding(
     del old_state
     try:
         for number in range(rounds):
-            if number:
-                old = new
-            new = bits(given.make(number + 1))
+            old, new = new, bits(given.make(number + 1))
             changed.append(changes(old, new))
             if given.bounded and not number:
                 found.append(measure_bounds(old, new, dtypes))
             # The first step is coded twice: what libraries set up, and pages of buffers, are not the coder's.
-            for counted in (False, True) if not number else (True,):
+            for counted in (True,) if number else (False, True):
+                report(f"{given.title}: in memory, step {number + 1} of {rounds}")
                 for seat in seats:
-                    report(f"{given.title}: round {number + 1} of {rounds}, {seat.codec.name}")
                     _measure(seat, old, new, target, changed[-1], counted=counted)
     finally:
         for seat in seats:

@@ -1,25 +1,26 @@
-"""The inputs: a trace's steps as they are, and the same bits in the shapes, dtypes and densities of other jobs.
+"""The inputs: a trace's steps, and the same bits in the shapes, dtypes and densities of other jobs.
 
 A trace is a few successive states, real ones from a store of tools/make_trace.py or synthetic ones. All other
 inputs come from it:
 
 - `llm`: its bf16 values concatenated and tiled into tensors of 32 MiB. The concatenation is cut into rows of
-  1,024 weights. Copy number c of it begins 1,009 c rows further on and wraps around, and within it every run of
-  512 rows is shuffled, and so are, alike in all rows, the groups of 8 bytes of a row: what a net would be whose
-  neurons had been numbered otherwise. So a copy has the same weights with the same changes at about the same
-  places, but no string of values, gaps or zeros that zstd could find again, and no block that deduplication
-  could. (Whole rows at other offsets would not do: of a step coded as gaps and values, what repeats lies within
-  zstd-1's window.)
+  1,024 weights. Copy number c of it begins 1,009 c rows further on and wraps around; within it every run of
+  512 rows (1 MiB) is shuffled, and so are, alike in all its rows, the groups of 8 bytes of a row: what a net
+  would be whose neurons had been numbered otherwise. So a copy has the same weights with the same changes at
+  about the same places, but no string of values, gaps or zeros that zstd could find again, and no block that
+  deduplication could. (Whole rows at other offsets would not do: of a step coded as gaps and values, what
+  repeats lies within zstd-1's window.)
 - `fp8`: each of those rows in float8_e4m3fn with a scale of its own (f32, maximum / 448), tiled alike.
 - `moment`: f32 in which every element changes, as an optimizer's running mean: m <- 0.9 m + 0.1 g.
-- `sparse`: `llm` with changes thinned, at random, to 0.03 % of all weights, as large mixture-of-experts models
-  show; what is not taken over stays as it was.
+- `sparse`: `llm` with changes thinned, at random, to 0.03 % of all weights, as large mixture-of-experts
+  models show; what is not taken over stays as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import ml_dtypes
@@ -67,7 +68,8 @@ class Input:
         title: For tables.
         steps: Steps there are; `make(0)` to `make(steps)` are states.
         make: Makes a state, in memory of its own.
-        bounded: Whether entropy bounds say anything: where every element changes by another amount they do not.
+        bounded: Whether entropy bounds say anything: where every element changes by another amount they
+        do not.
     """
 
     key: str
@@ -135,7 +137,9 @@ def tile(rows: Rows, count: int) -> Rows:
         column = draw.permutation(lanes.shape[1]) if lanes.dtype == np.uint64 else np.arange(lanes.shape[1])
         for run in range(start, min(start + len(rows), count), RUN):
             stop = min(run + RUN, start + len(rows), count)
-            np.take(lanes[order[run - start : stop - start]], column, axis=1, out=tiled[run:stop], mode="clip")
+            np.take(
+                lanes[order[run - start : stop - start]], column, axis=1, out=tiled[run:stop], mode="clip"
+            )
     return tiled.view(rows.dtype)
 
 
@@ -191,7 +195,7 @@ def _thin(states: list[Rows]) -> list[Rows]:
     """Take over just so many changes of each step that `SPARSE_DENSITY` of all weights change."""
     draw = np.random.default_rng(1)
     thinned = [states[0]]
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         places = np.flatnonzero(before.view(np.uint16) != after.view(np.uint16))
         wanted = min(places.size, round(SPARSE_DENSITY * before.size))
         kept = draw.choice(places, wanted, replace=False)
@@ -204,7 +208,7 @@ def _thin(states: list[Rows]) -> list[Rows]:
 
 
 def _moments(rows: Rows, steps: int) -> list[Rows]:
-    """A running mean of noisy gradients as large as the weights: every element's bits change at every step."""
+    """A running mean of noisy gradients; the bits of every element change at every step."""
     draw = np.random.default_rng(2)
     scale = np.abs(rows.astype(np.float32)) * np.float32(1e-3)
     moment = draw.standard_normal(rows.shape, np.float32) * scale

@@ -76,14 +76,14 @@ def _main(megabytes: int, steps: int) -> dict[str, float]:
         del training
         place = directory / "store"
         found = {"state": float(sum(array.nbytes for array in old.values())), "growth": float(growth)}
-        with df.create(place).writer() as writer:
+        df.create(place)
 
-            def commits() -> None:
+        def commits() -> None:
+            with df.open(place).writer() as writer:
                 writer.commit(step=0, tensors=old)
                 writer.commit(step=1, tensors=new)
 
-            found["writer"] = _peak_of(commits)
-        del writer
+        found["writer"] = _peak_of(commits)
         found["cold read"] = _peak_of(lambda: df.open(place).version().state_dict())
         store = df.open(place)
         previous = store.version(step=0)

@@ -1,22 +1,22 @@
-"""The parts of a commit and of a read, each alone and on one thread, by the functions that both are made of."""
+"""The parts of a commit and a read, each alone and on one thread, by the functions that both are made of."""
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Callable
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from deltaformat.bench.codecs import Blocks, Mode, bits, serving
-from deltaformat.bench.coding import dtype_names, timed
+from deltaformat.bench.codecs import Mode, bits, cut, serving
+from deltaformat.bench.coding import Wrong, dtype_names, timed
 from deltaformat.bench.inputs import Input
 from deltaformat.bench.stores import scratch
-from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Bytes, block_count, block_range
+from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Bytes, block_count
 from deltaformat.digests import get_digest
-from deltaformat.dtypes import get_dtype
+from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import (
+    Changes,
     Encoding,
     changed_positions,
     decode_piece,
@@ -32,103 +32,131 @@ from deltaformat.packs import PackBuilder
 
 __all__ = ["measure_parts", "measure_planes"]
 
+T = TypeVar("T")
+
+
+Coded = tuple[Encoding, bytes]
+Block = tuple[Bytes, Bytes, Dtype]
+"""Old and new bytes of a block, and its tensor's dtype."""
+
+
+class _Clock:
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str, function: Callable[[], T]) -> T:
+        taken, result = timed(function)
+        self.seconds.setdefault(name, []).append(taken)
+        return result
+
 
 def measure_parts(
     given: Input, mode: Mode, *, rounds: int, report: Callable[[str], None]
 ) -> dict[str, float]:
     """Seconds of each part of a step; medians of `rounds` runs over one step.
 
-    `diff`: compare all blocks. `digest`: hash those that changed. `encode`: code them. `pack`: lay the pack out.
-    `hash`: its SHA-256. `write`: write and sync it. `fetch`: read every piece from it. `decode`: from a piece to
-    positions and differences. `apply`: change the block. `verify`: hash all blocks. (For pieces that are not
-    `sparse`, `decode` is all.)
+    `diff`: compare all blocks. `digest`: hash those that changed. `encode`: code them. `pack`: lay the pack
+    out. `hash`: its SHA-256. `write`: write and sync it. `fetch`: read every piece from it. `decode`: from a
+    piece to positions and differences. `apply`: change the block. `verify`: hash all blocks. (For pieces that
+    are not `sparse`, `decode` is all.)
+
+    Raises:
+        Wrong: A block does not come back.
     """
     state = given.make(0)
     old, new = bits(state), bits(given.make(1))
     dtypes = {name: get_dtype(dtype) for name, dtype in dtype_names(state).items()}
-    digest = get_digest("xxh3-128")
-    blocks = [
-        (_cut(old[name], index), _cut(array, index), dtypes[name])
+    blocks: list[Block] = [
+        (cut(old, (name, index)), cut(new, (name, index)), dtypes[name])
         for name, array in new.items()
         for index in range(block_count(array.nbytes, DEFAULT_BLOCK_BYTES))
     ]
-    seconds: dict[str, list[float]] = {}
-
-    def measure(name: str, function: Callable[[], object]) -> None:
-        seconds.setdefault(name, []).append(timed(function)[0])
-
+    clock = _Clock()
     with serving(mode), scratch() as directory:
+        storage = LocalStorage(str(directory), create=True)
         for number in range(rounds):
             report(f"{given.title}: parts, {mode.name}, round {number + 1} of {rounds}")
-            places = []
-            measure("diff", lambda: places.extend(
-                changed_positions(after, before, fitting_width(after.size, dtype.width)) for before, after, dtype in blocks
-            ))  # fmt: skip
-            work = [(*block, where) for block, where in zip(blocks, places, strict=True) if where.size]
-            measure("digest", lambda: [digest(after) for _, after, _, _ in work])
-            coded: list[tuple[Encoding, bytes]] = []
-            measure("encode", lambda: coded.extend(
-                encode_block(after, before, dtype, positions=where, strata=mode.strata)
-                for before, after, dtype, where in work
-            ))  # fmt: skip
-            builder = PackBuilder(nonce=f"{number:016x}")
-            for _, payload in coded:
-                builder.add(payload)
-            packs = []
-            measure("pack", lambda: packs.append(builder.finish()))
-            names: list[str] = []
-            measure("hash", lambda: names.append(packs[0].sha256()))
-            key = pack_key(0, names[0])
-            storage = LocalStorage(str(directory), create=True)
-            measure("write", lambda: storage.put(key, packs[0].chunks))
-            ranges = list(zip(packs[0].offsets.tolist(), [len(p) for _, p in coded], strict=True))
-            fetched = []
-            measure("fetch", lambda: fetched.extend(storage.get_ranges(key, ranges)))
-            outs = [before.copy() for before, _, _, _ in work]
-            changes = []
-            sparse = [encoding is Encoding.SPARSE for encoding, _ in coded]
+            _turn(clock, blocks, mode, storage, nonce=f"{number:016x}")
+    return {name: statistics.median(values) for name, values in clock.seconds.items()}
 
-            def decode() -> None:
-                for (encoding, _), piece, out, is_sparse in zip(coded, fetched, outs, sparse, strict=True):
-                    if is_sparse:
-                        changes.append((parse_sparse(piece, out), out))
-                    else:
-                        decode_piece(encoding, piece, out)
 
-            measure("decode", decode)
-            measure("apply", lambda: [change.apply(out) for change, out in changes])
-            assert all(np.array_equal(out, after) for out, (_, after, _, _) in zip(outs, work, strict=True))
-            measure("verify", lambda: [digest(after) for _, after, _ in blocks])
-    return {name: statistics.median(values) for name, values in seconds.items()}
+def _turn(clock: _Clock, blocks: list[Block], mode: Mode, storage: LocalStorage, *, nonce: str) -> None:
+    digest = get_digest("xxh3-128")
+    places = clock.time(
+        "diff",
+        lambda: [
+            changed_positions(after, before, fitting_width(after.size, dtype.width))
+            for before, after, dtype in blocks
+        ],
+    )
+    work = [(*block, where) for block, where in zip(blocks, places, strict=True) if where.size]
+    clock.time("digest", lambda: [digest(after) for _, after, _, _ in work])
+    coded: list[Coded] = clock.time(
+        "encode",
+        lambda: [
+            encode_block(after, before, dtype, positions=where, strata=mode.strata)
+            for before, after, dtype, where in work
+        ],
+    )
+    builder = PackBuilder(nonce=nonce)
+    for _, payload in coded:
+        builder.add(payload)
+    pack = clock.time("pack", builder.finish)
+    key = pack_key(0, clock.time("hash", pack.sha256))
+    clock.time("write", lambda: storage.put(key, pack.chunks))
+    ranges = list(zip(pack.offsets.tolist(), [len(payload) for _, payload in coded], strict=True))
+    pieces = clock.time("fetch", lambda: storage.get_ranges(key, ranges))
+    outs = [before.copy() for before, _, _, _ in work]
+
+    def decode() -> list[tuple[Changes, Bytes]]:
+        changes = []
+        for (encoding, _), piece, out in zip(coded, pieces, outs, strict=True):
+            if encoding is Encoding.SPARSE:
+                changes.append((parse_sparse(piece, out), out))
+            else:
+                decode_piece(encoding, piece, out)
+        return changes
+
+    changes = clock.time("decode", decode)
+
+    def apply() -> None:
+        for change, out in changes:
+            change.apply(out)
+
+    clock.time("apply", apply)
+    if not all(np.array_equal(out, after) for out, (_, after, _, _) in zip(outs, work, strict=True)):
+        raise Wrong("a block does not come back")
+    clock.time("verify", lambda: [digest(after) for _, after, _ in blocks])
 
 
 def measure_planes(given: Input, *, megabytes: int, rounds: int) -> dict[str, float]:
-    """Full blocks in `planes`: their ratio to raw, and GB/s of canonical bytes to encode and to decode them."""
-    blocks: list[tuple[Bytes, int]] = []
+    """Full blocks in `planes`: their ratio to raw, and GB/s of canonical bytes to encode and to decode them.
+
+    Raises:
+        Wrong: A block does not come back.
+    """
     state = given.make(0)
-    for name, array in bits(state).items():
-        width = get_dtype(dtype_names({name: state[name]})[name]).width
-        count = block_count(array.nbytes, DEFAULT_BLOCK_BYTES)
-        blocks += [(_cut(array, index), width) for index in range(count)]
-    blocks = blocks[: max(1, megabytes * 10**6 // DEFAULT_BLOCK_BYTES)]
+    names, old = dtype_names(state), bits(state)
+    blocks = [
+        (cut(old, (name, index)), get_dtype(names[name]).width)
+        for name, array in old.items()
+        for index in range(block_count(array.nbytes, DEFAULT_BLOCK_BYTES))
+    ][: max(1, megabytes * 10**6 // DEFAULT_BLOCK_BYTES)]
     raw = sum(block.size for block, _ in blocks)
     outs = [np.empty_like(block) for block, _ in blocks]
-    encode, decode, coded = [], [], []
+    clock = _Clock()
+    coded: list[bytes] = []
+
+    def decode() -> None:
+        for piece, out in zip(coded, outs, strict=True):
+            decode_planes(piece, out)
+
     for _ in range(rounds):
-        taken, coded = timed(lambda: [encode_planes(block, width) for block, width in blocks])
-        encode.append(taken)
-        taken, _ = timed(lambda: [decode_planes(piece, out) for piece, out in zip(coded, outs, strict=True)])
-        decode.append(taken)
-    assert all(np.array_equal(out, block) for out, (block, _) in zip(outs, blocks, strict=True))
-    return {
-        "ratio": sum(map(len, coded)) / raw,
-        "encode GB/s": raw / statistics.median(encode) / 1e9,
-        "decode GB/s": raw / statistics.median(decode) / 1e9,
-    }
-
-
-def _cut(array: np.ndarray, index: int) -> Bytes:
-    data = array.reshape(-1).view(np.uint8)
-    start, end = block_range(index, data.size, DEFAULT_BLOCK_BYTES)
-    block: Bytes = data[start:end]
-    return block
+        coded = clock.time("encode", lambda: [encode_planes(block, width) for block, width in blocks])
+        clock.time("decode", decode)
+    if not all(np.array_equal(out, block) for out, (block, _) in zip(outs, blocks, strict=True)):
+        raise Wrong("a block does not come back")
+    speeds = {f"{name} GB/s": raw / statistics.median(s) / 1e9 for name, s in clock.seconds.items()}
+    return {"ratio": sum(map(len, coded)) / raw} | speeds

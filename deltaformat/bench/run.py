@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from deltaformat.bench.memory import measure_memory
 from deltaformat.bench.parts import measure_parts, measure_planes
 from deltaformat.bench.shapes import SHAPES, measure_log, measure_manifest, measure_many
 from deltaformat.bench.stores import StoreRow, measure_store
+from deltaformat.blocks import byte_view
 from deltaformat.encodings import native
 
 __all__ = ["FULL", "LINKS", "QUICK", "XOR", "Profile", "link_times", "run"]
@@ -88,17 +90,19 @@ def run(
         for given in inputs:
             widely = given.key == main
             codings.append(_code(given, profile, peers, widely=widely, report=report))
-            modes = MODES if widely else MODES[:1]
+            modes = _usable(MODES if widely else MODES[:1]) or _usable(MODES[1:2])
             stores[given.key] = [
                 measure_store(
                     given, mode, peer=_peer(peers, mode.threads), rounds=profile.rounds, report=report
                 )
-                for mode in _usable(modes)
+                for mode in modes
             ]
         if number == 0:
             llm = derived["llm"]
-            modes = _usable(MODES[:3])
-            parts[llm.key] = {m.name: measure_parts(llm, m, rounds=profile.rounds, report=report) for m in modes}
+            parts[llm.key] = {
+                mode.name: measure_parts(llm, mode, rounds=profile.rounds, report=report)
+                for mode in _usable(MODES[:3])
+            }
             planes = measure_planes(llm, megabytes=min(256, profile.megabytes), rounds=profile.rounds)
             lengths = {kind: _piece_lengths(derived[kind]) for kind in ("llm", "sparse")}
     report("manifests of large models")
@@ -167,12 +171,10 @@ def _piece_lengths(given: Input) -> list[int]:
     state = given.make(0)
     codec = Blocks(_usable(MODES)[0], state)
     payload = codec.encode(bits(state), bits(given.make(1)))
-    return [len(memoryview(piece)) - 1 for piece in payload.values()]  # type: ignore[arg-type]  # as in blocks
+    return [byte_view(piece).nbytes - 1 for piece in payload.values()]
 
 
 def _machine() -> dict[str, Any]:
-    import os
-
     return {
         "engine": native.engine(),
         "python": platform.python_version(),
@@ -189,41 +191,44 @@ def _ratios(
     memory: dict[str, float] | None,
     main: str,
 ) -> list[dict[str, Any]]:
-    """What must be shown: name, value and unit; one thread unless the name says otherwise."""
+    """What must be shown: input, name, value and unit; one thread unless the name says otherwise."""
     ratios: list[dict[str, Any]] = []
 
-    def add(name: str, value: float | None, unit: str = "") -> None:
+    def add(key: str, name: str, value: float | None, unit: str = "") -> None:
         if value is not None:
-            ratios.append({"name": name, "value": value, "unit": unit})
+            ratios.append({"input": key, "name": name, "value": value, "unit": unit})
 
     for coding in codings:
-        add(f"all objects per changed weight, {coding.title}", stores[coding.key][0].per_change, "B")
-    for coding in codings:
+        whole = stores[coding.key][0]
+        add(coding.key, f"all objects per changed weight ({whole.mode})", whole.per_change, "B")
         xor = next((row for row in coding.rows if row.name == XOR and row.threads == 1), None)
         if xor is None or not xor.encode_s or not xor.apply_s:
             continue
         for row in coding.rows:
             if row.ours and row.threads == 1 and row.encode_s and row.apply_s:
-                add(f"encode / {XOR}: {row.name}, {coding.title}", row.encode_s / xor.encode_s)
-                add(f"decode + apply / {XOR}: {row.name}, {coding.title}", row.apply_s / xor.apply_s)
+                add(coding.key, f"{row.name}: encode / {XOR}", row.encode_s / xor.encode_s)
+                add(coding.key, f"{row.name}: decode + apply / {XOR}", row.apply_s / xor.apply_s)
     for store in stores[main]:
         label = f"{store.mode}, {store.threads} thread{'s' if store.threads > 1 else ''}"
         if store.peer_encode_s and store.peer_apply_s:
-            add(f"whole commit / encoding of {XOR}: {label}", store.seconds["commit"] / store.peer_encode_s)
-            add(f"whole follow / decoding of {XOR}: {label}", store.seconds["follow"] / store.peer_apply_s)
-            add(f"whole cold read / encoding of {XOR}: {label}", store.seconds["cold read"] / store.peer_encode_s)
-    add(f"7B manifest at chain {CHAIN} / that step's delta", manifest)
-    add("planes / raw, full bf16 blocks", planes["ratio"])
-    add("planes, decoding", planes["decode GB/s"], "GB/s")
+            for what, name, peer_s in (
+                ("commit", "encoding", store.peer_encode_s),
+                ("follow", "decoding", store.peer_apply_s),
+                ("cold read", "encoding", store.peer_encode_s),
+            ):
+                add(main, f"{label}: whole {what} / {name} of {XOR}", store.seconds[what] / peer_s)
+    for one in stores[main]:
+        for two in stores[main]:
+            if one.mode == two.mode and (one.threads, two.threads) == (1, 2):
+                for what in ("commit", "follow", "cold read"):
+                    speed = one.seconds[what] / two.seconds[what]
+                    add(main, f"{one.mode}: {what}, speed of two threads / one", speed)
+    add(main, "full bf16 blocks in planes / raw", planes["ratio"])
+    add(main, "full bf16 blocks in planes, decoding", planes["decode GB/s"], "GB/s")
+    add("7B", f"manifest at chain {CHAIN} / that step's delta", manifest)
     if memory is not None:
-        add("writer's peak / state", memory["writer"] / memory["state"])
-        add("growth after the 5th step", memory["growth"] / 1e6, "MB")
-    pairs = [(row, other) for row in stores[main] for other in stores[main] if row.mode == other.mode]
-    for row, other in pairs:
-        if row.threads == 1 and other.threads == 2:
-            for what in ("commit", "follow", "cold read"):
-                speed = row.seconds[what] / other.seconds[what]
-                add(f"{what}: speed of two threads / one, {row.mode}", speed)
+        add("synthetic", "writer's peak / state", memory["writer"] / memory["state"])
+        add("synthetic", "growth of memory after the 5th step", memory["growth"] / 1e6, "MB")
     return ratios
 
 
@@ -236,7 +241,9 @@ def link_times(rows: Sequence[CodecRow], stores: Sequence[StoreRow]) -> list[dic
 
     def add(name: str, nbytes: float, before: float, after: float) -> None:
         seconds = {f"{link:g}": before + nbytes * 8 / (link * 1e9) + after for link in LINKS}
-        found.append({"name": name, "bytes": nbytes, "encode_s": before, "apply_s": after, "seconds": seconds})
+        found.append(
+            {"name": name, "bytes": nbytes, "encode_s": before, "apply_s": after, "seconds": seconds}
+        )
 
     for row in rows:
         if row.threads == 1 and row.nbytes is not None and row.encode_s and row.apply_s:

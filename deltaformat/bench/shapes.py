@@ -1,10 +1,11 @@
-"""What manifests and the log cost by themselves: names and shapes of large models, many tensors, many commits."""
+"""What manifests and the log cost alone: names and shapes of large models, many tensors, many commits."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -218,21 +219,21 @@ def measure_many(count: int, *, rounds: int = 3) -> dict[str, float]:
         for step in range(1, rounds + 1):
             for name in names[step::100]:
                 state[name] = state[name] ^ np.uint16(1)
-            commits.append(timed(lambda step=step: writer.commit(step=step, tensors=state))[0])
-            opens.append(timed(lambda step=step: df.open(url).version().get_tensor(names[step]))[0])
+            commits.append(timed(partial(writer.commit, step=step, tensors=state))[0])
+            opens.append(timed(lambda: df.open(url).version().get_tensor(names[0]))[0])
     median = statistics.median
     return {"tensors": count, "first commit": first, "next commit": median(commits), "open": median(opens)}
 
 
 def measure_log(commits: int) -> dict[str, float]:
-    """What a log of so many commits costs: a record's bytes, a commit of next to nothing, and finding a step."""
+    """What a log of so many commits costs: a record's bytes, a commit of next to nothing, finding a step."""
     url = f"memory://bench-log-{commits}"
     state = {"x": np.zeros(64, np.uint16)}
     seconds, sizes = [], []
     with df.create(url).writer() as writer:
         for step in range(commits):
             state["x"] = state["x"] + np.uint16(1)
-            taken, info = timed(lambda step=step: writer.commit(step=step, tensors=state))
+            taken, info = timed(partial(writer.commit, step=step, tensors=state))
             seconds.append(taken)
             sizes.append(info.record_bytes)
     newest = [timed(lambda: df.open(url).version())[0] for _ in range(5)]

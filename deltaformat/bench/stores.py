@@ -1,4 +1,4 @@
-"""Whole commits and reads, to and from a synced directory, each beside XOR + zstd-1 of the same bytes in memory.
+"""Whole commits and reads in a synced directory, each beside XOR + zstd-1 of the same bytes in memory.
 
 A commit is all of it: compare, hash, encode, write and sync packs, manifest and record. A read is all of it:
 open the store, fetch, decode, apply, check every digest.
@@ -15,10 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 import deltaformat as df
-from deltaformat.bench.codecs import Codec, Mode, bits, changes, same_bits, serving
+from deltaformat.bench.codecs import Codec, Mode, State, bits, changes, same_bits, serving
 from deltaformat.bench.coding import Wrong, timed
 from deltaformat.bench.inputs import Input
 
@@ -142,7 +140,7 @@ def measure_store(
     )
 
 
-def _peer_turn(clock: _Clock, peer: Codec, old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> None:
+def _peer_turn(clock: _Clock, peer: Codec, old: State, new: State) -> None:
     before, after = bits(old), bits(new)
     frames = clock.time("peer encode", lambda: peer.encode(before, after))
     target = {name: array.copy() for name, array in before.items()}
@@ -151,19 +149,17 @@ def _peer_turn(clock: _Clock, peer: Codec, old: dict[str, np.ndarray], new: dict
         raise Wrong(f"{peer.name} is not lossless")
 
 
-def _read_turn(
-    clock: _Clock, place: Path, mode: Mode, old: dict[str, np.ndarray], new: dict[str, np.ndarray], step: int
-) -> None:
+def _read_turn(clock: _Clock, place: Path, mode: Mode, old: State, new: State, step: int) -> None:
     with df.open(place, threads=mode.threads).version(step=step - 1) as previous:
         store = df.open(place, threads=mode.threads)  # a follower has the step before, and polls for the next
 
-        def follow() -> dict[str, np.ndarray]:
+        def follow() -> State:
             with store.version(step=step) as version:
                 return version.follow(previous, old)
 
         _check(clock.time("follow", follow), new)
 
-    def cold() -> dict[str, np.ndarray]:
+    def cold() -> State:
         with df.open(place, threads=mode.threads).version() as version:
             return version.state_dict()
 
@@ -176,6 +172,6 @@ def _read_turn(
     _check({name: got}, {name: new[name][row : row + 1]})
 
 
-def _check(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def _check(got: State, expected: State) -> None:
     if not same_bits(bits(got), bits(expected)):
         raise Wrong("what was read is not what was committed")

@@ -1,4 +1,4 @@
-"""A state that changes as a trained net's bf16 weights do, without a training: for where no trace is at hand."""
+"""A state that changes as a trained net's bf16 weights do, for where no trace of a training is at hand."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ LAYERS = 6
 WORDS_PER_WIDTH = 80
 WEIGHT_DEVIATION = 0.02
 NOISE = 18.0
-"""AdamW's normalised update is 1 where a gradient is always the same; where it is mostly noise it is far less."""
+"""AdamW's normalised update is 1 where a gradient never changes; where it is mostly noise it is far less."""
 
 
 class SyntheticTraining:
     """A transformer's tensors, as fp32 masters that take AdamW-like steps and are published in bf16.
 
     Masters of a row are normal, around 0, with a deviation that is the row's own (log-normal, median 0.02);
-    norms are around 1. An update is normal with a deviation of `lr` / 18 and leans on the one before (0.9), as
-    a running mean of gradients does. A weight's bf16 bits change where its master crosses a rounding boundary:
-    so the chance doubles with each step down in the exponent, most changes are by one unit in the last place,
-    and at lr 3e-6 about 0.7 % of all weights change, at 1e-6 about 0.25 %, near what the real trace of
-    tools/make_trace.py has. Everything is independent, so no coder can gain by looking at neighbours.
+    norms are around 1. An update is normal with a deviation of `lr` / 18 and leans on the one before
+    (0.9), as a running mean of gradients does. A weight's bf16 bits change where its master crosses a
+    rounding boundary: so the chance doubles with each step down in the exponent, most changes are by one
+    unit in the last place, and at lr 3e-6 about 0.8 % of all weights change, at 1e-6 about 0.3 %, near
+    what the real trace of tools/make_trace.py has. Everything is independent, so no coder can gain by
+    looking at neighbours.
 
     Args:
         weights: How many there are, about.

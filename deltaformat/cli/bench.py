@@ -1,4 +1,4 @@
-"""The command `bench`: what a step costs in bytes and time, beside peers and entropy bounds, on the same bytes."""
+"""The command `bench`: what a step costs in bytes and time, beside peers and entropy bounds."""
 
 from __future__ import annotations
 
@@ -35,18 +35,30 @@ def register(commands: Commands) -> None:
         metavar="DIR",
         help="a store of a real training, or a directory of such (default: synthetic weights)",
     )
-    parser.add_argument("--mb", type=positive, metavar="N", help="size of the tiled input (default: 1000; quick: 64)")
-    parser.add_argument("--rounds", type=positive, metavar="N", help="steps to measure (default: 3; quick: 2)")
     parser.add_argument(
-        "--peers", metavar="DIR", help="the peers (default: tools/bench/peers beside the package, if it is there)"
+        "--mb", type=positive, metavar="N", help="size of the tiled input (default: 1000; quick: 64)"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, metavar="N", help="steps to measure (default: 3; quick: 2)"
+    )
+    parser.add_argument(
+        "--peers",
+        metavar="DIR",
+        help="the peers (default: tools/bench/peers beside the package, if it is there)",
     )
     parser.add_argument("--plot", metavar="FILE", help="also draw a .png or .svg; needs matplotlib")
     parser.add_argument(
         "--rebase", action="store_true", help="measure chain lengths over many steps instead of all else"
     )
-    parser.add_argument("--steps", type=positive, metavar="N", help="steps of --rebase (default: 200; quick: 24)")
     parser.add_argument(
-        "--chains", type=_chains, default=(4, 8, 16, 32, 64), metavar="N,N", help="of --rebase (default: 4,8,16,32,64)"
+        "--steps", type=positive, metavar="N", help="steps of --rebase (default: 200; quick: 24)"
+    )
+    parser.add_argument(
+        "--chains",
+        type=_chains,
+        default=(4, 8, 16, 32, 64),
+        metavar="N,N",
+        help="of --rebase (default: 4,8,16,32,64)",
     )
 
 
@@ -65,7 +77,9 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
     console.say(bench_tables.rebase(document) if options.rebase else bench_tables.render(document))
     console.document(document)
     if isinstance(options.json, str):
-        Path(options.json).write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        Path(options.json).write_text(
+            json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
     if options.plot is not None:
         from deltaformat.cli import bench_plot
 
@@ -84,7 +98,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     peers = find_peers() if options.peers is None else Path(options.peers)
     if peers is None:
         _tell("no peers: tools/bench/peers is not beside the package; name it with --peers")
-    return _guarded(lambda: run(profile, trace=options.trace, peers=peers, report=_tell))
+    document: dict[str, Any] = _guarded(lambda: run(profile, trace=options.trace, peers=peers, report=_tell))
+    return document
 
 
 def _rebase(options: argparse.Namespace) -> dict[str, Any]:
@@ -92,9 +107,7 @@ def _rebase(options: argparse.Namespace) -> dict[str, Any]:
 
     steps = options.steps or (24 if options.quick else 200)
     weights = 2_000_000 if options.quick else 8_000_000
-    states = (
-        synthetic_states(weights, steps) if options.trace is None else trace_states(options.trace, steps)
-    )
+    states = synthetic_states(weights, steps) if options.trace is None else trace_states(options.trace, steps)
     policies = chain_policies(options.chains)
     rows = _guarded(lambda: measure_rebase(states, policies, block_bytes=1 << 18, report=_tell))
     source = "synthetic" if options.trace is None else options.trace

@@ -9,7 +9,7 @@ from deltaformat.cli.output import Column, human, plain, table
 
 __all__ = ["rebase", "render"]
 
-_LEFT = {"coder", "ratio", "what", "model", "policy", "end to end"}
+_LEFT = {"coder", "input", "ratio", "what", "model", "policy", "end to end"}
 
 
 def render(document: dict[str, Any]) -> list[str]:
@@ -47,8 +47,9 @@ def rebase(document: dict[str, Any]) -> list[str]:
         [
             row["policy"], human(row["uploaded"]), human(row["own_bytes"]), human(row["rebase_bytes"]),
             human(row["held_bytes"]), human(row["cold_mean"]), human(row["cold_max"]),
-            f"{row['cold_max'] / row['nbytes']:.3f}", human(row["follow_mean"]), f"{row['follow_ratio_max']:.3f}",
-            human(row["manifest_mean"]), human(row["manifest_max"]), f"{row['commit_s'] * 1e3:.1f}",
+            f"{row['cold_max'] / row['nbytes']:.3f}", human(row["follow_mean"]),
+            f"{row['follow_ratio_max']:.3f}", human(row["manifest_mean"]),
+            human(row["manifest_max"]), f"{row['commit_s'] * 1e3:.1f}",
         ]
         for row in rows
     ]  # fmt: skip
@@ -82,13 +83,22 @@ def _coding(coding: dict[str, Any]) -> list[str]:
         rows.append([
             *cells, human(row["nbytes"]), _number(row["per_change"]),
             _speed(coding["nbytes"], row["encode_s"]), _speed(coding["nbytes"], row["apply_s"]),
-            _number(xor and row["encode_s"] / xor["encode_s"], 2), _number(xor and row["apply_s"] / xor["apply_s"], 2),
+            *(_number(xor and row[what] / xor[what], 2) for what in ("encode_s", "apply_s")),
         ])  # fmt: skip
     for model, bound in coding["bounds"].items():
         rows.append([f"entropy: {model}", "", human(bound * coding["changed"]), _number(bound), *[""] * 4])
     if not coding["bounds"]:
         rows.append(["entropy: says nothing where every change is another", *[""] * 7])
-    headings = ("coder", "threads", "bytes", "B a change", "enc GB/s", "apply GB/s", "enc / XOR", "apply / XOR")
+    headings = (
+        "coder",
+        "threads",
+        "bytes",
+        "B a change",
+        "enc GB/s",
+        "apply GB/s",
+        "enc / XOR",
+        "apply / XOR",
+    )
     return [title, *_table(headings, rows)]
 
 
@@ -117,7 +127,9 @@ def _parts(parts: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     for key, modes in parts.items():
         for mode, seconds in modes.items():
             names = list(seconds)
-            rows.append([f"{plain(key)}, {plain(mode)}", *(f"{value * 1e3:.2f}" for value in seconds.values())])
+            rows.append(
+                [f"{plain(key)}, {plain(mode)}", *(f"{value * 1e3:.2f}" for value in seconds.values())]
+            )
     return _table(("what", *names), rows)
 
 
@@ -141,7 +153,7 @@ def _shapes(document: dict[str, Any]) -> Iterator[str]:
         [
             cost["shape"], f"{cost['tensors']:,}", human(cost["nbytes"]), f"{cost['blocks']:,}",
             f"{cost['pieces']:,}", human(cost["delta_bytes"]), human(cost["manifest_bytes"]),
-            f"{cost['ratio']:.3%}", _number(cost["encode_s"]), _number(cost["decode_s"]), _number(cost["root_s"]),
+            f"{cost['ratio']:.3%}", *(_number(cost[f"{what}_s"]) for what in ("encode", "decode", "root")),
         ]
         for cost in document["manifests"]
     ]  # fmt: skip
@@ -172,5 +184,5 @@ def _shapes(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _ratios(ratios: list[dict[str, Any]]) -> list[str]:
-    rows = [[plain(row["name"]), f"{row['value']:.3f}", row["unit"]] for row in ratios]
-    return _table(("ratio", "value", ""), rows)
+    rows = [[plain(row["input"]), plain(row["name"]), f"{row['value']:.3f}", row["unit"]] for row in ratios]
+    return _table(("input", "ratio", "value", ""), rows)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from deltaformat.bench.codecs import Bits, Payload
+from deltaformat.blocks import Bytes
 
 __all__ = ["Moonclip"]
 
@@ -45,13 +46,13 @@ class Moonclip:
             self._manager = self._module.MoonclipManager(storage_root=str(self._directory), async_save=False)
         self._save(old)
 
-    def encode(self, old: Bits, new: Bits) -> dict[str, memoryview]:
+    def encode(self, old: Bits, new: Bits) -> dict[str, Bytes]:
         """Save a delta; its size on disk is given as that many bytes of nothing."""
         assert self._directory is not None
         before = _disk_usage(self._directory)
         self._save(new)
         written = max(0, _disk_usage(self._directory) - before)
-        return {SIZE: memoryview(np.broadcast_to(np.uint8(0), written))}
+        return {SIZE: np.zeros(written, np.uint8)}
 
     def apply(self, payload: Payload, target: Bits) -> None:
         """Load the newest snapshot."""

@@ -29,9 +29,7 @@ class Xor(Tensorwise):
         def one(name: str) -> bytes | None:
             array = new[name]
             difference = self.buffer(array.nbytes)
-            np.bitwise_xor(
-                array.reshape(-1), old[name].reshape(-1), out=difference.view(array.dtype)
-            )
+            np.bitwise_xor(array.reshape(-1), old[name].reshape(-1), out=difference.view(array.dtype))
             return self.compress(difference) if difference.any() else None
 
         names = list(new)

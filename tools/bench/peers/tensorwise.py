@@ -43,7 +43,11 @@ class Tensorwise:
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `function` on every item."""
-        return [function(item) for item in items] if self._pool is None else list(self._pool.map(function, items))
+        return (
+            [function(item) for item in items]
+            if self._pool is None
+            else list(self._pool.map(function, items))
+        )
 
     def buffer(self, nbytes: int, kind: str = "work") -> Bytes:
         """This thread's buffer of that kind: its first `nbytes` bytes."""

@@ -1,13 +1,13 @@
 """TRL's delta weight sync: changed elements in a safetensors file, with indices or with gaps.
 
 Layout: huggingface.co/blog/delta-weight-sync (`NAME.indices` int32 and `NAME.values`), and the later draft,
-huggingface/trl pull request 5937, whose compact form has gaps of 16 bits. How that one treats a gap that needs
-more is open: here elements that did not change are sent along so that no gap is longer.
+huggingface/trl pull request 5937, whose compact form has gaps of 16 bits. How that one treats a gap that
+needs more is open: here elements that did not change are sent along so that no gap is longer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ class _Sparse(Tensorwise):
         """Write the new elements in place."""
         if FILE not in payload:
             return
-        tensors = safetensors.numpy.load(payload[FILE])
+        tensors = safetensors.numpy.load(cast("bytes", payload[FILE]))
         names = [key.removesuffix(".values") for key in tensors if key.endswith(".values")]
 
         def one(name: str) -> None:

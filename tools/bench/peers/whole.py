@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import safetensors.numpy
@@ -30,7 +30,7 @@ class Safetensors(Tensorwise):
 
     def apply(self, payload: Payload, target: Bits) -> None:
         """Copy every tensor."""
-        _copy(self.map, safetensors.numpy.load(payload[FILE]), target)
+        _copy(self.map, safetensors.numpy.load(cast("bytes", payload[FILE])), target)
 
 
 class TorchSave(Tensorwise):
@@ -51,11 +51,13 @@ class TorchSave(Tensorwise):
 
     def apply(self, payload: Payload, target: Bits) -> None:
         """Copy every tensor."""
-        tensors = self._torch.load(io.BytesIO(payload[FILE]), weights_only=True)
+        tensors = self._torch.load(io.BytesIO(cast("bytes", payload[FILE])), weights_only=True)
         _copy(self.map, {name: tensor.numpy() for name, tensor in tensors.items()}, target)
 
 
-def _copy(run: Callable[[Callable[[str], None], list[str]], Any], tensors: dict[str, Any], target: Bits) -> None:
+def _copy(
+    run: Callable[[Callable[[str], None], list[str]], Any], tensors: dict[str, Any], target: Bits
+) -> None:
     def one(name: str) -> None:
         np.copyto(target[name], tensors[name])
 

@@ -32,6 +32,7 @@ __all__ = [
     "bits",
     "changes",
     "cut",
+    "dtype_names",
     "find_peers",
     "load_peers",
     "same_bits",
@@ -99,6 +100,11 @@ def same_bits(first: Bits, second: Bits) -> bool:
     return first.keys() == second.keys() and all(np.array_equal(first[n], second[n]) for n in first)
 
 
+def dtype_names(state: State) -> dict[str, str]:
+    """Each tensor's dtype name, as in SPEC 8.1."""
+    return {name: to_host(name, array.reshape(-1)[:0]).dtype for name, array in state.items()}
+
+
 def size_of(payload: Payload) -> int:
     """Count the bytes of a payload."""
     return sum(byte_view(data).nbytes for data in payload.values())
@@ -155,7 +161,7 @@ class Blocks:
     def __init__(self, mode: Mode, state: State) -> None:
         self.name = f"deltaformat ({mode.name})"
         self._mode = mode
-        self._dtypes = {name: get_dtype(to_host(name, array[:0]).dtype) for name, array in state.items()}
+        self._dtypes = {name: get_dtype(dtype) for name, dtype in dtype_names(state).items()}
         self._pool = ThreadPoolExecutor(mode.threads) if mode.threads > 1 else None
 
     def prepare(self, old: Bits) -> None:

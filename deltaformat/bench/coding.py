@@ -17,16 +17,15 @@ from deltaformat.bench.codecs import (
     Blocks,
     Codec,
     Mode,
-    State,
     bits,
     changes,
+    dtype_names,
     same_bits,
     size_of,
 )
 from deltaformat.bench.inputs import Input
-from deltaformat.tensors import to_host
 
-__all__ = ["CodecRow", "Coding", "Wrong", "dtype_names", "measure_coding", "timed"]
+__all__ = ["CodecRow", "Coding", "Wrong", "measure_coding", "timed"]
 
 T = TypeVar("T")
 
@@ -109,11 +108,6 @@ def timed(function: Callable[[], T]) -> tuple[float, T]:
     started = time.perf_counter()
     result = function()
     return time.perf_counter() - started, result
-
-
-def dtype_names(state: State) -> dict[str, str]:
-    """Each tensor's dtype name, as in SPEC 8.1."""
-    return {name: to_host(name, array[:0] if array.ndim else array).dtype for name, array in state.items()}
 
 
 def measure_coding(

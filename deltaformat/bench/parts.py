@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from deltaformat.bench.codecs import Mode, bits, cut, serving
-from deltaformat.bench.coding import Wrong, dtype_names, timed
+from deltaformat.bench.codecs import Mode, bits, cut, dtype_names, serving
+from deltaformat.bench.coding import Wrong, timed
 from deltaformat.bench.inputs import Input
 from deltaformat.bench.stores import scratch
 from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Bytes, block_count

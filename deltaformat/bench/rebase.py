@@ -14,6 +14,7 @@ import numpy as np
 import deltaformat as df
 from deltaformat.bench.codecs import State, bits, same_bits
 from deltaformat.bench.coding import Wrong
+from deltaformat.bench.stores import in_memory
 from deltaformat.bench.synthetic import SyntheticTraining
 from deltaformat.plan import plan_fresh
 
@@ -124,13 +125,10 @@ def measure_rebase(
 class _Run:
     """One policy's store and what was seen of it."""
 
-    _count = 0
-
     def __init__(self, name: str, policy: df.Policy, block_bytes: int) -> None:
-        _Run._count += 1
         self.name = name
         self.block_bytes = block_bytes
-        self.store = df.create(f"memory://bench-rebase-{_Run._count}", block_bytes=block_bytes)
+        self.store = df.create(in_memory(), block_bytes=block_bytes)
         self.writer = self.store.writer(policy=policy)
         self.infos: list[df.CommitInfo] = []
         self.cold: list[int] = []

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import deltaformat as df
 from deltaformat.bench.coding import timed
+from deltaformat.bench.stores import in_memory
 from deltaformat.blocks import block_lengths
 from deltaformat.columns import prefix_sums
 from deltaformat.encodings import Encoding
@@ -209,35 +210,35 @@ def measure_many(count: int, *, rounds: int = 3) -> dict[str, float]:
 
     In memory; linear growth shows as a constant time per thousand tensors.
     """
-    url = f"memory://bench-many-{count}"
+    place = in_memory()
     values = np.random.default_rng(0).integers(0, 1 << 16, (count, 64), np.uint16)
     state = {f"model.layers.{number}.adapter.weight": row for number, row in enumerate(values)}
     names = list(state)
     commits, opens = [], []
-    with df.create(url).writer() as writer:
+    with df.create(place).writer() as writer:
         first, _ = timed(lambda: writer.commit(step=0, tensors=state))
         for step in range(1, rounds + 1):
             for name in names[step::100]:
                 state[name] = state[name] ^ np.uint16(1)
             commits.append(timed(partial(writer.commit, step=step, tensors=state))[0])
-            opens.append(timed(lambda: df.open(url).version().get_tensor(names[0]))[0])
+            opens.append(timed(lambda: df.open(place).version().get_tensor(names[0]))[0])
     median = statistics.median
     return {"tensors": count, "first commit": first, "next commit": median(commits), "open": median(opens)}
 
 
 def measure_log(commits: int) -> dict[str, float]:
     """What a log of so many commits costs: a record's bytes, a commit of next to nothing, finding a step."""
-    url = f"memory://bench-log-{commits}"
+    place = in_memory()
     state = {"x": np.zeros(64, np.uint16)}
     seconds, sizes = [], []
-    with df.create(url).writer() as writer:
+    with df.create(place).writer() as writer:
         for step in range(commits):
             state["x"] = state["x"] + np.uint16(1)
             taken, info = timed(partial(writer.commit, step=step, tensors=state))
             seconds.append(taken)
             sizes.append(info.record_bytes)
-    newest = [timed(lambda: df.open(url).version())[0] for _ in range(5)]
-    oldest = [timed(lambda: df.open(url).version(step=1))[0] for _ in range(5)]
+    newest = [timed(lambda: df.open(place).version())[0] for _ in range(5)]
+    oldest = [timed(lambda: df.open(place).version(step=1))[0] for _ in range(5)]
     return {
         "commits": commits,
         "record bytes": statistics.median(sizes[-10:]),

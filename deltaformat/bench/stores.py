@@ -19,8 +19,9 @@ import deltaformat as df
 from deltaformat.bench.codecs import Codec, Mode, State, bits, changes, same_bits, serving
 from deltaformat.bench.coding import Wrong, timed
 from deltaformat.bench.inputs import Input
+from deltaformat.storage import ObstoreStorage, Storage
 
-__all__ = ["StoreRow", "measure_store", "scratch"]
+__all__ = ["StoreRow", "in_memory", "measure_store", "scratch"]
 
 T = TypeVar("T")
 
@@ -70,6 +71,13 @@ class _Clock:
 
     def median(self, name: str) -> float | None:
         return statistics.median(self.seconds[name]) if name in self.seconds else None
+
+
+def in_memory() -> Storage:
+    """A place in memory that is gone when nobody holds it; `memory://` stays as long as the process."""
+    from obstore.store import MemoryStore
+
+    return ObstoreStorage(MemoryStore(), "memory://bench")
 
 
 class scratch:  # noqa: N801 - used as a context manager

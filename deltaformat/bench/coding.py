@@ -143,7 +143,8 @@ def measure_coding(
     del old_state
     try:
         for number in range(rounds):
-            old, new = new, bits(given.make(number + 1))
+            old = new  # the one before is let go of, before there is another
+            new = bits(given.make(number + 1))
             changed.append(changes(old, new))
             if given.bounded and not number:
                 found.append(measure_bounds(old, new, dtypes))

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 import deltaformat as df
-from deltaformat.bench.codecs import State
+from deltaformat.bench.codecs import State, bits, changes
 from deltaformat.bench.synthetic import SyntheticTraining
 
 __all__ = ["Input", "Trace", "derive", "read_traces", "synthetic_trace", "tile", "trace_input"]
@@ -82,6 +82,8 @@ class Input:
 def read_traces(place: str, steps: int) -> list[Trace]:
     """Read the newest `steps` + 1 states of a store, or of each store in a directory.
 
+    Of several, the one that changes most in its last step comes first.
+
     Raises:
         DeltaFormatError: It cannot be read.
         ValueError: A store has fewer versions, or there is no store.
@@ -92,7 +94,8 @@ def read_traces(place: str, steps: int) -> list[Trace]:
         stores = [str(found.parent) for found in sorted(path.glob("*/deltaformat.json"))]
         if not stores:
             raise ValueError(f"{place}: no store, and no directory of stores")
-    return [_read_trace(store, steps) for store in stores]
+    traces = [_read_trace(store, steps) for store in stores]
+    return sorted(traces, key=lambda trace: -changes(bits(trace.states[-2]), bits(trace.states[-1])))
 
 
 def _read_trace(place: str, steps: int) -> Trace:

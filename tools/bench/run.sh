@@ -22,7 +22,6 @@ for lr in 3e-6 1e-6; do
     fi
 done
 
-# Rates in falling order: the first one is measured in every configuration.
 traces=(--trace build/bench/traces)
 case " $* " in *" --rebase "* | *" --trace "*) traces=() ;; esac
 exec "$python" -m deltaformat bench "${traces[@]}" --json build/bench/bench.json --plot build/bench/bench.png "$@"

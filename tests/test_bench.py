@@ -304,9 +304,9 @@ class Lossy:
 
 def test_a_coder_that_loses_bits_stops_the_run(trace):
     given_input = inputs.trace_input(trace)
-    with pytest.raises(coding.Wrong, match="lossy is not lossless"):
+    with pytest.raises(coding.LossyError, match="lossy is not lossless"):
         coding.measure_coding(given_input, modes=(), peers=[(1, Lossy())], rounds=1, report=silent)
-    with pytest.raises(coding.Wrong, match="lossy"):
+    with pytest.raises(coding.LossyError, match="lossy"):
         stores.measure_store(given_input, MODES[0], peer=Lossy(), rounds=1, report=silent)
 
 

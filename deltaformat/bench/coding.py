@@ -25,12 +25,12 @@ from deltaformat.bench.codecs import (
 )
 from deltaformat.bench.inputs import Input
 
-__all__ = ["CodecRow", "Coding", "Wrong", "measure_coding", "timed"]
+__all__ = ["CodecRow", "Coding", "LossyError", "measure_coding", "timed"]
 
 T = TypeVar("T")
 
 
-class Wrong(Exception):  # noqa: N818 - says what it is
+class LossyError(Exception):
     """A coder, or a read, gave other bits than were put in: its figures would be worth nothing."""
 
 
@@ -128,7 +128,7 @@ def measure_coding(
         report: Told what is being done.
 
     Raises:
-        Wrong: A coder is not lossless.
+        LossyError: A coder is not lossless.
     """
     rounds = min(rounds, given.steps)
     old_state = given.make(0)
@@ -179,7 +179,7 @@ def _measure(seat: _Seat, old: Bits, new: Bits, target: Bits, changed: int, *, c
         np.copyto(target[name], array)
     apply_s, _ = timed(lambda: codec.apply(payload, target))
     if not same_bits(target, new):
-        raise Wrong(f"{codec.name} is not lossless")
+        raise LossyError(f"{codec.name} is not lossless")
     if counted:
         seat.nbytes.append(size_of(payload))
         seat.per_change.append(seat.nbytes[-1] / max(1, changed))

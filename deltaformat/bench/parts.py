@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from deltaformat.bench.codecs import Mode, bits, cut, dtype_names, serving
-from deltaformat.bench.coding import Wrong, timed
+from deltaformat.bench.coding import LossyError, timed
 from deltaformat.bench.inputs import Input
 from deltaformat.bench.stores import scratch
 from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Bytes, block_count
@@ -63,7 +63,7 @@ def measure_parts(
     are not `sparse`, `decode` is all.)
 
     Raises:
-        Wrong: A block does not come back.
+        LossyError: A block does not come back.
     """
     state = given.make(0)
     old, new = bits(state), bits(given.make(1))
@@ -127,7 +127,7 @@ def _turn(clock: _Clock, blocks: list[Block], mode: Mode, storage: LocalStorage,
 
     clock.time("apply", apply)
     if not all(np.array_equal(out, after) for out, (_, after, _, _) in zip(outs, work, strict=True)):
-        raise Wrong("a block does not come back")
+        raise LossyError("a block does not come back")
     clock.time("verify", lambda: [digest(after) for _, after, _ in blocks])
 
 
@@ -135,7 +135,7 @@ def measure_planes(given: Input, *, megabytes: int, rounds: int) -> dict[str, fl
     """Full blocks in `planes`: their ratio to raw, and GB/s of canonical bytes to encode and to decode them.
 
     Raises:
-        Wrong: A block does not come back.
+        LossyError: A block does not come back.
     """
     state = given.make(0)
     names, old = dtype_names(state), bits(state)
@@ -157,6 +157,6 @@ def measure_planes(given: Input, *, megabytes: int, rounds: int) -> dict[str, fl
         coded = clock.time("encode", lambda: [encode_planes(block, width) for block, width in blocks])
         clock.time("decode", decode)
     if not all(np.array_equal(out, block) for out, (block, _) in zip(outs, blocks, strict=True)):
-        raise Wrong("a block does not come back")
+        raise LossyError("a block does not come back")
     speeds = {f"{name} GB/s": raw / statistics.median(s) / 1e9 for name, s in clock.seconds.items()}
     return {"ratio": sum(map(len, coded)) / raw} | speeds

@@ -13,7 +13,7 @@ import numpy as np
 
 import deltaformat as df
 from deltaformat.bench.codecs import State, bits, same_bits
-from deltaformat.bench.coding import Wrong
+from deltaformat.bench.coding import LossyError
 from deltaformat.bench.stores import in_memory
 from deltaformat.bench.synthetic import SyntheticTraining
 from deltaformat.plan import plan_fresh
@@ -102,7 +102,7 @@ def measure_rebase(
         report: Told how far it is.
 
     Raises:
-        Wrong: The newest version is not the last state.
+        LossyError: The newest version is not the last state.
     """
     runs = [_Run(name, policy, block_bytes) for name, policy in policies.items()]
     state: State = {}
@@ -115,7 +115,7 @@ def measure_rebase(
         rows = [run.row() for run in runs]
         for run in runs:
             if not same_bits(bits(run.store.version().state_dict()), bits(state)):
-                raise Wrong("what was read is not what was committed")
+                raise LossyError("what was read is not what was committed")
         return rows
     finally:
         for run in runs:

@@ -24,6 +24,8 @@ __all__ = ["FULL", "LINKS", "QUICK", "XOR", "Profile", "link_times", "run"]
 
 XOR = "XOR + zstd-1"
 """The peer that ratios are given against."""
+OWN_THREADS = "moonclip"
+"""The peer that takes as many threads as it likes."""
 LINKS = (0.1, 1.0, 10.0, 100.0)
 """Links to compute end-to-end times for, in Gbit/s."""
 CHAIN = 16
@@ -42,6 +44,7 @@ class Profile:
         commits: Length of a log.
         shapes: How many of `SHAPES`.
         growth_steps: Steps over which memory is looked at.
+        all_on_two: Whether all peers are measured on two threads, too; otherwise XOR + zstd-1 alone is.
     """
 
     name: str
@@ -52,10 +55,11 @@ class Profile:
     commits: int
     shapes: int
     growth_steps: int
+    all_on_two: bool
 
 
-QUICK = Profile("quick", 64, 2, 8_000_000, (1_000, 10_000), 50, 1, 10)
-FULL = Profile("full", 1000, 3, 22_700_000, (10_000, 100_000), 500, 2, 50)
+QUICK = Profile("quick", 64, 3, 6_000_000, (1_000, 4_000), 50, 1, 10, all_on_two=False)
+FULL = Profile("full", 1000, 3, 22_700_000, (10_000, 100_000), 500, 2, 50, all_on_two=True)
 
 
 def run(
@@ -70,7 +74,7 @@ def run(
         report: Told what is being done.
 
     Raises:
-        Wrong: Something was not lossless.
+        LossyError: Something was not lossless.
         DeltaFormatError, ValueError: The trace cannot be read.
         ImportError: The peers cannot be loaded.
     """
@@ -91,12 +95,7 @@ def run(
             widely = given.key == main
             codings.append(_code(given, profile, peers, widely=widely, report=report))
             modes = _usable(MODES if widely else MODES[:1]) or _usable(MODES[1:2])
-            stores[given.key] = [
-                measure_store(
-                    given, mode, peer=_peer(peers, mode.threads), rounds=profile.rounds, report=report
-                )
-                for mode in modes
-            ]
+            stores[given.key] = [_store(given, mode, profile, peers, report) for mode in modes]
         if number == 0:
             llm = derived["llm"]
             parts[llm.key] = {
@@ -154,16 +153,27 @@ def _code(
     others: list[tuple[int, Codec | Absent]] = []
     if peers is not None:
         others += [(1, peer) for peer in load_peers(peers, 1)]
-        if widely:  # two threads: those that ratios are given against
-            others += [(2, peer) for peer in load_peers(peers, 2) if peer.name == XOR]
+        if widely:
+            wanted = {row.name for _, row in others} - {OWN_THREADS} if profile.all_on_two else {XOR}
+            others += [
+                (2, peer)
+                for peer in load_peers(peers, 2)
+                if peer.name in wanted and not isinstance(peer, Absent)  # told once
+            ]
     return measure_coding(given, modes=modes, peers=others, rounds=profile.rounds, report=report)
 
 
-def _peer(peers: Path | None, threads: int) -> Codec | None:
-    if peers is None:
-        return None
-    found = next((peer for peer in load_peers(peers, threads) if peer.name == XOR), None)
-    return None if isinstance(found, Absent) else found
+def _store(
+    given: Input, mode: Mode, profile: Profile, peers: Path | None, report: Callable[[str], None]
+) -> StoreRow:
+    found = [] if peers is None else load_peers(peers, mode.threads)
+    xor = next((peer for peer in found if peer.name == XOR and not isinstance(peer, Absent)), None)
+    try:
+        return measure_store(given, mode, peer=xor, rounds=profile.rounds, report=report)
+    finally:
+        for peer in found:
+            if not isinstance(peer, Absent):
+                peer.close()
 
 
 def _piece_lengths(given: Input) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 import deltaformat as df
 from deltaformat.bench.codecs import Codec, Mode, State, bits, changes, same_bits, serving
-from deltaformat.bench.coding import Wrong, timed
+from deltaformat.bench.coding import LossyError, timed
 from deltaformat.bench.inputs import Input
 from deltaformat.storage import ObstoreStorage, Storage
 
@@ -80,15 +81,14 @@ def in_memory() -> Storage:
     return ObstoreStorage(MemoryStore(), "memory://bench")
 
 
-class scratch:  # noqa: N801 - used as a context manager
+@contextmanager
+def scratch() -> Iterator[Path]:
     """A temporary directory that is removed at the end."""
-
-    def __enter__(self) -> Path:
-        self._path = Path(tempfile.mkdtemp(prefix="deltaformat-bench-"))
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix="deltaformat-bench-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def measure_store(
@@ -104,7 +104,7 @@ def measure_store(
         report: Told what is being done.
 
     Raises:
-        Wrong: Something came back with other bits.
+        LossyError: Something came back with other bits.
     """
     rounds = min(rounds, given.steps)
     clock = _Clock()
@@ -154,7 +154,7 @@ def _peer_turn(clock: _Clock, peer: Codec, old: State, new: State) -> None:
     target = {name: array.copy() for name, array in before.items()}
     clock.time("peer apply", lambda: peer.apply(frames, target))
     if not same_bits(target, after):
-        raise Wrong(f"{peer.name} is not lossless")
+        raise LossyError(f"{peer.name} is not lossless")
 
 
 def _read_turn(clock: _Clock, place: Path, mode: Mode, old: State, new: State, step: int) -> None:
@@ -182,4 +182,4 @@ def _read_turn(clock: _Clock, place: Path, mode: Mode, old: State, new: State, s
 
 def _check(got: State, expected: State) -> None:
     if not same_bits(bits(got), bits(expected)):
-        raise Wrong("what was read is not what was committed")
+        raise LossyError("what was read is not what was committed")

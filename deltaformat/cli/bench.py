@@ -38,9 +38,7 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--mb", type=positive, metavar="N", help="size of the tiled input (default: 1000; quick: 64)"
     )
-    parser.add_argument(
-        "--rounds", type=positive, metavar="N", help="steps to measure (default: 3; quick: 2)"
-    )
+    parser.add_argument("--rounds", type=positive, metavar="N", help="steps to measure (default: 3)")
     parser.add_argument(
         "--peers",
         metavar="DIR",
@@ -116,11 +114,11 @@ def _rebase(options: argparse.Namespace) -> dict[str, Any]:
 
 def _guarded(measure: Callable[[], Any]) -> Any:
     """What may be wrong with what was given, as one line."""
-    from deltaformat.bench.coding import Wrong
+    from deltaformat.bench.coding import LossyError
 
     try:
         return measure()
-    except Wrong as error:
+    except LossyError as error:
         raise CommandError("not-lossless", str(error)) from error
     except ValueError as error:
         if type(error) is not ValueError:  # errors of the format are told as such

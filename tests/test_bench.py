@@ -340,20 +340,22 @@ def test_memory_is_measured_in_a_process_of_its_own():
 def test_chain_lengths_are_compared():
     rows = rebase.measure_rebase(
         rebase.synthetic_states(300_000, 12),
-        rebase.chain_policies((3, 6)) | {"planes": df.Policy(keyframe="planes", threads=1)},
+        rebase.chain_policies((3, 6)),
         block_bytes=1 << 14,
         report=silent,
     )
-    short, long, planes = rows
-    assert [row.policy for row in rows] == ["chain 3", "chain 6", "planes"]
+    short, long, smallest, lightest = rows
+    assert [row.policy for row in rows] == ["chain 3", "chain 6", "smallest", "lightest"]
     assert short.rebase_bytes > long.rebase_bytes > 0
+    assert smallest.rebase_bytes < long.rebase_bytes
+    assert lightest.own_bytes > smallest.own_bytes
     for row in rows:
         assert row.steps == 12
         assert row.uploaded > row.own_bytes + row.rebase_bytes
-        assert row.cold_max >= row.cold_mean > row.nbytes * (0.6 if row is planes else 0.99)
+        assert row.cold_max >= row.cold_mean > row.nbytes * (0.6 if row is smallest else 0.99)
         assert 1 <= row.follow_ratio_max < 1.05  # a follower fetches its step and no re-base
         assert row.manifest_max >= row.manifest_mean > 0
-    assert planes.first_bytes < 0.75 * planes.nbytes < 0.75 * long.first_bytes
+    assert smallest.first_bytes < 0.75 * smallest.nbytes < 0.75 * long.first_bytes
 
 
 # -- the command --------------------------------------------------------------------------------------------
@@ -474,7 +476,7 @@ def test_rebase_from_the_command_line(capsys, tmp_path):
     captured = capsys.readouterr()
     assert code == 0, captured.err
     document = json.loads(captured.out)
-    assert [row["policy"] for row in document["rebase"]] == ["chain 3", "chain 4"]
+    assert [row["policy"] for row in document["rebase"]] == [*("chain 3", "chain 4", "smallest", "lightest")]
     from deltaformat.cli import bench_tables
 
     assert "follow mean" in "\n".join(bench_tables.rebase(document))

@@ -22,6 +22,7 @@ from deltaformat.tensors import to_host
 
 __all__ = [
     "MODES",
+    "ON_ONE_THREAD",
     "Absent",
     "Bits",
     "Blocks",
@@ -132,9 +133,15 @@ class Mode:
         return f"{self.name}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
-_KINDS = (("C, strata", True, True), ("NumPy, strata", False, True), ("NumPy, no strata", False, False))
+_KINDS = (
+    ("C, strata", True, True),
+    ("C, no strata", True, False),
+    ("NumPy, strata", False, True),
+    ("NumPy, no strata", False, False),
+)
 MODES = tuple(Mode(name, kernels, strata, threads) for threads in (1, 2) for name, kernels, strata in _KINDS)
-"""The configurations; the first is the default one on one thread."""
+"""The configurations; the first is the default one on one thread, the second what `Policy.lightest` does."""
+ON_ONE_THREAD = MODES[: len(_KINDS)]
 
 
 @contextmanager

@@ -62,8 +62,9 @@ class RebaseRow:
 
 
 def chain_policies(lengths: tuple[int, ...] = (4, 8, 16, 32, 64)) -> dict[str, df.Policy]:
-    """A policy per chain length."""
-    return {f"chain {length}": df.Policy(max_chain=length, threads=1) for length in lengths}
+    """The default policy with each chain length, and the two that have names of their own."""
+    chains = {f"chain {length}": df.Policy(max_chain=length, threads=1) for length in lengths}
+    return chains | {"smallest": df.Policy.smallest(threads=1), "lightest": df.Policy.lightest(threads=1)}
 
 
 def synthetic_states(weights: int, steps: int, *, lr: float = 3e-6) -> Iterator[State]:

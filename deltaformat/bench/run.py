@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import deltaformat as df
-from deltaformat.bench.codecs import MODES, Absent, Blocks, Codec, Mode, bits, load_peers
+from deltaformat.bench.codecs import MODES, ON_ONE_THREAD, Absent, Blocks, Codec, Mode, bits, load_peers
 from deltaformat.bench.coding import CodecRow, Coding, measure_coding
 from deltaformat.bench.inputs import Input, Trace, derive, read_traces, synthetic_trace, trace_input
 from deltaformat.bench.memory import measure_memory
@@ -94,13 +94,13 @@ def run(
         for given in inputs:
             widely = given.key == main
             codings.append(_code(given, profile, peers, widely=widely, report=report))
-            modes = _usable(MODES if widely else MODES[:1]) or _usable(MODES[1:2])
+            modes = _usable(MODES if widely else MODES[:1]) or _usable(ON_ONE_THREAD)[:1]
             stores[given.key] = [_store(given, mode, profile, peers, report) for mode in modes]
         if number == 0:
             llm = derived["llm"]
             parts[llm.key] = {
                 mode.name: measure_parts(llm, mode, rounds=profile.rounds, report=report)
-                for mode in _usable(MODES[:3])
+                for mode in _usable(ON_ONE_THREAD)
             }
             planes = measure_planes(llm, megabytes=min(256, profile.megabytes), rounds=profile.rounds)
             lengths = {kind: _piece_lengths(derived[kind]) for kind in ("llm", "sparse")}
@@ -149,7 +149,7 @@ def _usable(modes: Sequence[Mode]) -> list[Mode]:
 def _code(
     given: Input, profile: Profile, peers: Path | None, *, widely: bool, report: Callable[[str], None]
 ) -> Coding:
-    modes = _usable(MODES if widely else MODES[:3])
+    modes = _usable(MODES if widely else ON_ONE_THREAD)
     others: list[tuple[int, Codec | Absent]] = []
     if peers is not None:
         others += [(1, peer) for peer in load_peers(peers, 1)]

@@ -56,7 +56,7 @@ def register(commands: Commands) -> None:
         type=_chains,
         default=(4, 8, 16, 32, 64),
         metavar="N,N",
-        help="of --rebase (default: 4,8,16,32,64)",
+        help="of --rebase, beside Policy.smallest and .lightest (default: 4,8,16,32,64)",
     )
 
 

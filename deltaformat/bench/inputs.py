@@ -160,10 +160,10 @@ def derive(trace: Trace, megabytes: int) -> dict[str, Input]:
 
     Args:
         trace: The trace.
-        megabytes: Size of `llm` and `sparse` (10^6 bytes); `fp8` has half of it, `moment` a quarter.
+        megabytes: Size of `llm` and `sparse` (10^6 bytes); `fp8` has half of it, `moment` an eighth.
     """
     steps, nbytes = len(trace.states) - 1, megabytes * 10**6
-    dense = [_concatenate(state) for state in trace.states]
+    dense = [_concatenate(state, list(trace.states[0])) for state in trace.states]
     sparse = _thin(dense)
     moments = _moments(dense[0][: max(1, len(dense[0]) // 4)], steps)
     cast = [_to_fp8(rows) for rows in dense]
@@ -182,14 +182,18 @@ def derive(trace: Trace, megabytes: int) -> dict[str, Input]:
     return {
         "llm": given("llm", "tiled into tensors of 32 MiB", wide(dense, nbytes)),
         "fp8": given("fp8", "tiled, fp8 (e4m3, a scale per row)", fp8),
-        "moment": given("moment", "f32, every element changed", wide(moments, nbytes // 4), bounded=False),
+        "moment": given("moment", "f32, every element changed", wide(moments, nbytes // 8), bounded=False),
         "sparse": given("sparse", f"tiled, thinned to {SPARSE_DENSITY:.2%}", wide(sparse, nbytes)),
     }
 
 
-def _concatenate(state: State) -> Rows:
-    """All bf16 values, in the order of the state, as rows; what does not fill the last row is left out."""
-    parts = [array.reshape(-1) for array in state.values() if array.dtype == ml_dtypes.bfloat16]
+def _concatenate(state: State, names: Sequence[str]) -> Rows:
+    """All bf16 values as rows; what does not fill the last row is left out.
+
+    In the order of `names`: two versions of a store may have theirs in another one.
+    """
+    arrays = [state[name] for name in names]
+    parts = [array.reshape(-1) for array in arrays if array.dtype == ml_dtypes.bfloat16]
     flat = np.concatenate(parts)
     return flat[: flat.size // ROW * ROW].reshape(-1, ROW)
 

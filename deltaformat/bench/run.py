@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ def run(
         DeltaFormatError, ValueError: The trace cannot be read.
         ImportError: The peers cannot be loaded.
     """
+    started = time.perf_counter()
     report("reading the traces" if trace else "making synthetic traces")
     traces = _traces(profile, trace)
     codings: list[Coding] = []
@@ -118,6 +120,7 @@ def run(
     return {
         "deltaformat": df.__version__,
         "profile": asdict(profile),
+        "seconds": time.perf_counter() - started,
         "machine": _machine(),
         "peers": None if peers is None else str(peers.name),
         "real": traces[0].real,

@@ -17,7 +17,8 @@ def render(document: dict[str, Any]) -> list[str]:
     profile, machine = document["profile"], document["machine"]
     lines = [
         f"deltaformat {document['deltaformat']}, {machine['engine']}; Python {machine['python']},"
-        f" {machine['cpus']} CPUs; profile {profile['name']}; medians of {profile['rounds']} steps, in turn",
+        f" {machine['cpus']} CPUs; profile {profile['name']}; medians of {profile['rounds']} steps, in turn;"
+        f" {document['seconds']:.0f} s in all",
     ]
     if document["peers"] is None:
         lines.append("without peers: they lie in the repository, in tools/bench/peers")

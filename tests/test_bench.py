@@ -316,7 +316,7 @@ def test_a_coder_that_loses_bits_stops_the_run(trace):
     with pytest.raises(coding.LossyError, match="lossy is not lossless"):
         coding.measure_coding(given_input, modes=(), peers=[(1, Lossy())], rounds=1, report=silent)
     with pytest.raises(coding.LossyError, match="lossy"):
-        stores.measure_store(given_input, MODES[0], peer=Lossy(), rounds=1, report=silent)
+        stores.measure_stores(given_input, [(MODES[0], Lossy())], rounds=1, report=silent)
 
 
 def test_end_to_end_times_are_sums():
@@ -399,8 +399,8 @@ def ran(small, tmp_path_factory):
 def test_the_document_has_what_is_promised(ran):
     document, _, _, _ = ran
     promised = (
-        "deltaformat profile seconds machine peers real main inputs stores parts planes manifests many log memory"
-        " ratios links"
+        "deltaformat profile seconds machine peers real main inputs stores parts planes"
+        " manifests many log memory ratios links"
     )
     assert set(document) == set(promised.split())
     assert document["main"] == "llm/lr-3e-06"

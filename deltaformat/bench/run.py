@@ -17,7 +17,7 @@ from deltaformat.bench.inputs import Input, Trace, derive, read_traces, syntheti
 from deltaformat.bench.memory import measure_memory
 from deltaformat.bench.parts import measure_parts, measure_planes
 from deltaformat.bench.shapes import SHAPES, measure_log, measure_manifest, measure_many
-from deltaformat.bench.stores import StoreRow, measure_store
+from deltaformat.bench.stores import StoreRow, measure_stores
 from deltaformat.blocks import byte_view
 from deltaformat.encodings import native
 
@@ -96,8 +96,12 @@ def run(
         for given in inputs:
             widely = given.key == main
             codings.append(_code(given, profile, peers, widely=widely, report=report))
-            modes = _usable(MODES if widely else MODES[:1]) or _usable(ON_ONE_THREAD)[:1]
-            stores[given.key] = [_store(given, mode, profile, peers, report) for mode in modes]
+            modes = _usable(MODES) if widely else _usable(ON_ONE_THREAD)[:1]
+            stores[given.key] = []
+            # One thread and two in turn; all at once would take a state's memory each.
+            for name in dict.fromkeys(mode.name for mode in modes):
+                pair = [mode for mode in modes if mode.name == name]
+                stores[given.key] += _stores(given, pair, profile, peers, report)
         if number == 0:
             llm = derived["llm"]
             parts[llm.key] = {
@@ -166,16 +170,18 @@ def _code(
     return measure_coding(given, modes=modes, peers=others, rounds=profile.rounds, report=report)
 
 
-def _store(
-    given: Input, mode: Mode, profile: Profile, peers: Path | None, report: Callable[[str], None]
-) -> StoreRow:
-    found = [] if peers is None else load_peers(peers, mode.threads)
-    xor = next((peer for peer in found if peer.name == XOR and not isinstance(peer, Absent)), None)
+def _stores(
+    given: Input, modes: Sequence[Mode], profile: Profile, peers: Path | None, report: Callable[[str], None]
+) -> list[StoreRow]:
+    loaded = [[] if peers is None else load_peers(peers, mode.threads) for mode in modes]
+    codecs = [[peer for peer in found if not isinstance(peer, Absent)] for found in loaded]
+    xors = [next((peer for peer in found if peer.name == XOR), None) for found in codecs]
     try:
-        return measure_store(given, mode, peer=xor, rounds=profile.rounds, report=report)
+        pairs = list(zip(modes, xors, strict=True))
+        return measure_stores(given, pairs, rounds=profile.rounds, report=report)
     finally:
-        for peer in found:
-            if not isinstance(peer, Absent):
+        for found in codecs:
+            for peer in found:
                 peer.close()
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from deltaformat.bench.coding import LossyError, timed
 from deltaformat.bench.inputs import Input
 from deltaformat.storage import ObstoreStorage, Storage
 
-__all__ = ["StoreRow", "in_memory", "measure_store", "scratch"]
+__all__ = ["StoreRow", "in_memory", "measure_stores", "scratch"]
 
 T = TypeVar("T")
 
@@ -91,61 +91,97 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def measure_store(
-    given: Input, mode: Mode, *, peer: Codec | None, rounds: int, report: Callable[[str], None]
-) -> StoreRow:
-    """Commit step 0, then `rounds` steps; follow, read and slice each.
+class _Seat:
+    """A configuration with its store, and what was measured of it so far.
+
+    Args:
+        mode: Ours.
+        peer: XOR + zstd-1 on as many threads.
+        place: Where its store goes.
+        state: The first version.
+    """
+
+    def __init__(self, mode: Mode, peer: Codec | None, place: Path, state: State) -> None:
+        self.mode = mode
+        self.clock = _Clock()
+        self.infos: list[df.CommitInfo] = []
+        self._peer = peer
+        self._place = place
+        self._writer = df.create(place).writer(policy=df.Policy(strata=mode.strata, threads=mode.threads))
+        with serving(mode):
+            self.first = self.clock.time("first commit", lambda: self._writer.commit(step=0, tensors=state))
+
+    def turn(self, step: int, old: State, new: State) -> None:
+        """Let the peer encode and apply a step; then commit, follow, read and slice it."""
+        if self._peer is not None:
+            _peer_turn(self.clock, self._peer, old, new)
+        with serving(self.mode):
+            commit = partial(self._writer.commit, step=step, tensors=new)
+            self.infos.append(self.clock.time("commit", commit))
+            _read_turn(self.clock, self._place, self.mode, old, new, step)
+
+    def close(self) -> None:
+        """Let go of the branch."""
+        self._writer.close()
+
+    def row(self, changed: list[int]) -> StoreRow:
+        """Sum up; `changed` are the weights that changed at each step."""
+        medians = {name: statistics.median(values) for name, values in self.clock.seconds.items()}
+        parts = {
+            f"commit: {part}": statistics.median(info.timings[part] for info in self.infos)
+            for part in ("encode", "stage", "manifest", "record")
+        }
+        kinds = ("payload_bytes", "pack_bytes", "manifest_bytes", "record_bytes", "rebase_bytes")
+        each = [(info, max(1, count)) for info, count in zip(self.infos, changed, strict=True)]
+        return StoreRow(
+            mode=self.mode.name,
+            threads=self.mode.threads,
+            rounds=len(changed),
+            changed=statistics.median(changed),
+            per_change=statistics.median(info.bytes_written / count for info, count in each),
+            payload_per_change=statistics.median(info.payload_bytes / count for info, count in each),
+            bytes={kind: statistics.median(getattr(info, kind) for info in self.infos) for kind in kinds},
+            full_ratio=self.first.bytes_written / self.first.nbytes,
+            seconds={name: value for name, value in medians.items() if not name.startswith("peer")} | parts,
+            peer_encode_s=self.clock.median("peer encode"),
+            peer_apply_s=self.clock.median("peer apply"),
+        )
+
+
+def measure_stores(
+    given: Input,
+    modes: Sequence[tuple[Mode, Codec | None]],
+    *,
+    rounds: int,
+    report: Callable[[str], None],
+) -> list[StoreRow]:
+    """Commit step 0, then `rounds` steps; follow, read and slice each. Modes take turns at every step.
 
     Args:
         given: The input.
-        mode: Ours.
-        peer: XOR + zstd-1, to take turns with.
+        modes: Each with XOR + zstd-1 on as many threads, or None. Each takes memory for a state.
         rounds: Steps, at most those that the input has.
         report: Told what is being done.
 
     Raises:
         LossyError: Something came back with other bits.
     """
-    rounds = min(rounds, given.steps)
-    clock = _Clock()
-    infos: list[df.CommitInfo] = []
     changed: list[int] = []
-    old = given.make(0)
-    nbytes = sum(array.nbytes for array in old.values())
-    policy = df.Policy(strata=mode.strata, threads=mode.threads)
-    with serving(mode), scratch() as directory:
-        place = directory / "store"
-        with df.create(place).writer(policy=policy) as writer:
-            first = clock.time("first commit", partial(writer.commit, step=0, tensors=old))
-            for step in range(1, rounds + 1):
-                report(f"{given.title}: store, {mode.label}, step {step} of {rounds}")
-                new = given.make(step)
-                changed.append(changes(bits(old), bits(new)))
-                if peer is not None:
-                    _peer_turn(clock, peer, old, new)
-                infos.append(clock.time("commit", partial(writer.commit, step=step, tensors=new)))
-                _read_turn(clock, place, mode, old, new, step)
-                old = new
-    medians = {name: statistics.median(values) for name, values in clock.seconds.items()}
-    parts = {
-        f"commit: {part}": statistics.median(info.timings[part] for info in infos)
-        for part in ("encode", "stage", "manifest", "record")
-    }
-    kinds = ("payload_bytes", "pack_bytes", "manifest_bytes", "record_bytes", "rebase_bytes")
-    each = list(zip(infos, changed, strict=True))
-    return StoreRow(
-        mode=mode.name,
-        threads=mode.threads,
-        rounds=rounds,
-        changed=statistics.median(changed),
-        per_change=statistics.median(info.bytes_written / max(1, count) for info, count in each),
-        payload_per_change=statistics.median(info.payload_bytes / max(1, count) for info, count in each),
-        bytes={kind: statistics.median(getattr(info, kind) for info in infos) for kind in kinds},
-        full_ratio=first.bytes_written / nbytes,
-        seconds={name: value for name, value in medians.items() if not name.startswith("peer")} | parts,
-        peer_encode_s=clock.median("peer encode"),
-        peer_apply_s=clock.median("peer apply"),
-    )
+    new = given.make(0)
+    with scratch() as directory, ExitStack() as open_seats:
+        seats = []
+        for number, (mode, peer) in enumerate(modes):
+            seats.append(_Seat(mode, peer, directory / str(number), new))
+            open_seats.callback(seats[-1].close)
+        for step in range(1, min(rounds, given.steps) + 1):
+            names = ", ".join(seat.mode.label for seat in seats)
+            report(f"{given.title}: store, {names}, step {step} of {rounds}")
+            old = new  # the one before is let go of, before there is another
+            new = given.make(step)
+            changed.append(changes(bits(old), bits(new)))
+            for seat in seats if step % 2 else reversed(seats):
+                seat.turn(step, old, new)
+        return [seat.row(changed) for seat in seats]
 
 
 def _peer_turn(clock: _Clock, peer: Codec, old: State, new: State) -> None:

@@ -59,7 +59,7 @@ class Profile:
     all_on_two: bool
 
 
-QUICK = Profile("quick", 64, 3, 6_000_000, (1_000, 4_000), 50, 1, 10, all_on_two=False)
+QUICK = Profile("quick", 48, 3, 4_000_000, (1_000, 4_000), 50, 1, 10, all_on_two=False)
 FULL = Profile("full", 1000, 3, 22_700_000, (10_000, 100_000), 500, 2, 50, all_on_two=True)
 
 

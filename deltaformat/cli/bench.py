@@ -36,7 +36,7 @@ def register(commands: Commands) -> None:
         help="a store of a real training, or a directory of such (default: synthetic weights)",
     )
     parser.add_argument(
-        "--mb", type=positive, metavar="N", help="size of the tiled input (default: 1000; quick: 64)"
+        "--mb", type=positive, metavar="N", help="size of the tiled input (default: 1000; quick: 48)"
     )
     parser.add_argument("--rounds", type=positive, metavar="N", help="steps to measure (default: 3)")
     parser.add_argument(

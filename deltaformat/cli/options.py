@@ -76,7 +76,9 @@ class Commands:
             metavar="COMMAND", required=True, parser_class=Parser, title="commands"
         )
 
-    def add(self, name: str, run: Run, *, help: str, example: str) -> argparse.ArgumentParser:
+    def add(
+        self, name: str, run: Run, *, help: str, example: str, json_file: bool = False
+    ) -> argparse.ArgumentParser:
         """Declare a command; its arguments are added to what is returned.
 
         Args:
@@ -84,6 +86,7 @@ class Commands:
             run: What it does.
             help: One line.
             example: One line of a shell, shown with its help.
+            json_file: Whether `--json` may name a file for the document, beside the text on stdout.
         """
         parser: argparse.ArgumentParser = self._subparsers.add_parser(
             name,
@@ -92,7 +95,12 @@ class Commands:
             help=help,
             allow_abbrev=False,
         )
-        parser.add_argument("--json", action="store_true", help="print one JSON document, errors included")
+        text = "print one JSON document, errors included"
+        if json_file:
+            text += "; with FILE, write it there and print tables"
+            parser.add_argument("--json", nargs="?", const=True, default=False, metavar="FILE", help=text)
+        else:
+            parser.add_argument("--json", action="store_true", help=text)
         parser.set_defaults(run=run, command=name)
         return parser
 

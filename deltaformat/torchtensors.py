@@ -14,7 +14,7 @@ import numpy as np
 
 from deltaformat.errors import ErrorCode, UnsupportedError
 
-__all__ = ["from_torch", "is_torch", "to_torch", "type_name"]
+__all__ = ["bytes_in_place", "describe", "from_torch", "is_torch", "to_torch", "type_name"]
 
 _TORCH: dict[str, str] = {
     "BOOL": "bool",
@@ -107,7 +107,7 @@ def _torch_names() -> dict[Any, str]:
 
 
 def from_torch(tensor: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any], int]:
-    """Take a tensor's bits, on whatever device and in whatever layout it is.
+    """Take a tensor's bits to the host, from whatever device and in whatever layout it is.
 
     Returns:
         The dtype's name in the format, the logical shape, the elements in C order as integers in this
@@ -116,6 +116,38 @@ def from_torch(tensor: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any],
     Raises:
         UnsupportedError: A dtype outside SPEC 8.1, or a kind of tensor that is not plain memory.
     """
+    name, shape, bits, flips = _as_integers(tensor)
+    array = bits.cpu().contiguous().numpy()
+    component = bits.dtype.itemsize // 2 if name == "C64" else bits.dtype.itemsize
+    if any(flips):
+        array = _flip_signs(array, component, flips)
+    return name, shape, array, component
+
+
+def bytes_in_place(tensor: Any) -> tuple[str, tuple[int, ...], Any]:
+    """Take a tensor's canonical bytes where they are, on a little-endian device (SPEC 8.2).
+
+    Returns:
+        The dtype's name in the format, the logical shape, and a one-dimensional uint8 tensor on the same
+        device: a view of the tensor's memory where that is contiguous, otherwise a copy.
+
+    Raises:
+        UnsupportedError: As for `from_torch`.
+    """
+    torch = sys.modules["torch"]
+    name, shape, bits, flips = _as_integers(tensor)
+    bits = bits.contiguous()
+    if any(flips):
+        if name == "C64":
+            mask = flips[0] * (1 << 31) - flips[1] * (1 << 63)
+        else:
+            mask = -1 << 8 * bits.dtype.itemsize - 1 if bits.dtype != torch.uint8 else 0x80
+        bits = bits ^ mask
+    return name, shape, bits.reshape(-1).view(torch.uint8)
+
+
+def describe(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    """The dtype's name in the format and the logical shape; errors as for `from_torch`."""
     torch = sys.modules["torch"]
     _check_plain(torch, tensor)
     name = _torch_names().get(tensor.dtype)
@@ -130,20 +162,24 @@ def from_torch(tensor: Any) -> tuple[str, tuple[int, ...], np.ndarray[Any, Any],
                 ErrorCode.NOT_SUPPORTED, "a 0-d pair of F4 has no logical shape; reshape it to (1,)"
             )
         shape = (*shape[:-1], shape[-1] * 2)
+    return name, shape
+
+
+def _as_integers(tensor: Any) -> tuple[str, tuple[int, ...], Any, tuple[bool, ...]]:
+    """The dtype's name, the logical shape, the elements as integers in the tensor's own layout.
+
+    And which components' signs are to be flipped: a conjugated or negated view is plain memory and a flag.
+    """
+    torch = sys.modules["torch"]
+    name, shape = describe(tensor)
     tensor = tensor.detach()
-    # A conjugated or negated view is plain memory and a flag: it is taken off, and signs are flipped as bits.
     conjugated = tensor.is_conj()
     tensor = tensor.conj() if conjugated else tensor
     negated = tensor.is_neg()
     tensor = torch._neg_view(tensor) if negated else tensor
-    itemsize = tensor.dtype.itemsize
-    bits = tensor.view(getattr(torch, {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}[itemsize]))
-    array = bits.cpu().contiguous().numpy()
-    component = itemsize // 2 if name == "C64" else itemsize
-    if conjugated or negated:
-        flips = (negated, conjugated != negated) if name == "C64" else (negated,)
-        array = _flip_signs(array, component, flips)
-    return name, shape, array, component
+    flips = (negated, conjugated != negated) if name == "C64" else (negated,)
+    width = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}[tensor.dtype.itemsize]
+    return name, shape, tensor.view(getattr(torch, width)), flips
 
 
 def _flip_signs(bits: np.ndarray[Any, Any], component: int, flips: tuple[bool, ...]) -> np.ndarray[Any, Any]:

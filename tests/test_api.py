@@ -59,8 +59,11 @@ LAYERS = {
     "frameworks": ["tensors", "torchtensors"],
     "devices": [
         "gpu",
+        "gpu.applying",
         "gpu.blake3_torch",
         "gpu.blake3_triton",
+        "gpu.diff_triton",
+        "gpu.diffing",
         "gpu.engines",
         "gpu.hashing",
         "gpu.table",

@@ -5,6 +5,8 @@ devices, or torch's own operations anywhere. Under `xxh3-128` an equal root rule
 `blake3-256` is evidence. Needs torch: `pip install deltaformat[gpu]`.
 """
 
+from deltaformat.gpu.applying import apply
+from deltaformat.gpu.diffing import BlockDiff, diff
 from deltaformat.gpu.hashing import hash_blocks
 
-__all__ = ["hash_blocks"]
+__all__ = ["BlockDiff", "apply", "diff", "hash_blocks"]

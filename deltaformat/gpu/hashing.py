@@ -34,8 +34,9 @@ def hash_blocks(
     """Digest every block of tensors on their device (SPEC 7, 8.2), bit-identical to what the CPU computes.
 
     All tensors of a device are hashed together, and the host waits once. Temporary memory on the device: 32
-    bytes a block with Triton (BLAKE3: 5 % of the tensors' bytes), 320 MiB with torch; and a copy of each tensor that is not contiguous or does not begin at a multiple of 16 bytes, of at most
-    1 GiB together unless one has more.
+    bytes a block with Triton (BLAKE3: 5 % of the tensors' bytes), 320 MiB with torch; and a copy of each
+    tensor that is not contiguous or does not begin at a multiple of 16 bytes, of at most 1 GiB together
+    unless one has more.
 
     Args:
         tensors: A torch tensor or several, of any dtype of SPEC 8.1, layout and device, also the host's.

@@ -15,12 +15,14 @@ from deltaformat.blocks import block_range
 from deltaformat.context import Context, explain_missing
 from deltaformat.dtypes import get_dtype
 from deltaformat.errors import ErrorCode, InconsistentError, MissingError
+from deltaformat.gpu.engines import Engine
 from deltaformat.mapcheck import check_fresh
 from deltaformat.packs import FileRef
 from deltaformat.rebuild import allocate
 from deltaformat.records import Commit
 from deltaformat.selection import Selection, select
 from deltaformat.sources import fetch_whole
+from deltaformat.statedigests import check_state, digest_state
 from deltaformat.tensors import Framework, HostTensor, TensorBytes, from_host, to_host
 from deltaformat.versionmap import VersionMap
 
@@ -198,6 +200,29 @@ class Version:
         with self._explained():
             self._context.rebuilder.follow(self.map, self._place(buffers))
         return {name: self._framed(self._host(name, data)) for name, data in buffers.items()}
+
+    def verify(self, tensors: Mapping[str, Any], *, engine: Engine = "auto") -> str:
+        """Check that tensors are exactly this version: names, dtypes, shapes, every block's digest (SPEC 7).
+
+        Tensors on a device are hashed there; only digests cross to the host. Under `xxh3-128` this rules out
+        accidents; only under `blake3-256` is it evidence of content.
+
+        Args:
+            tensors: A whole state, of any framework and device.
+            engine: What hashes on devices: `auto`, `torch` or `triton`.
+
+        Returns:
+            The root, which is that of `tensors` as well.
+
+        Raises:
+            InconsistentError: Names, a dtype or a shape differ.
+            CorruptError: A block differs; the error names the first.
+            UnsupportedError, MalformedError: A tensor that no version can have.
+        """
+        digest = self._context.descriptor.digest
+        state = digest_state(tensors, block_bytes=self._block_bytes, digest=digest, engine=engine)
+        check_state(state, self.map)
+        return self.root
 
     def files(self) -> dict[str, FileRef]:
         """Sidecar files by path, with their sizes."""

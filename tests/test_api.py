@@ -77,7 +77,7 @@ LAYERS = {
     "storage": ["localstorage", "singlewriter", "storage"],
     "log I/O": ["log", "recordcreate", "recordreader"],
     "blocks I/O": ["blockcache", "context", "rebuild", "sources"],
-    "reading": ["reader"],
+    "reading": ["reader", "statedigests"],
     "writing": [
         "adopt",
         "baseline",
@@ -95,6 +95,7 @@ LAYERS = {
     ],
     "upkeep": ["collect", "verify"],
     "store": ["store", "opening"],
+    "torch": ["torch"],
     "package": ["deltaformat"],
     "benchmarks": [
         "bench",

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deltaformat.blocks import block_count, block_range
+from deltaformat.blocks import block_count, block_lengths, block_range
 from deltaformat.encodings import copy_changed
 from deltaformat.encodings.strata import Positions
+from deltaformat.gpu.transfer import pinned_bytes
 
 __all__ = ["Baseline", "Held"]
 
@@ -51,6 +52,14 @@ class Held:
             and self.block(index).size == length
             and bool(np.array_equal(self.digests[index], digest))
         )
+
+    def matching(self, digests: Bytes, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """What `matches` tells, of the first blocks at once; no more of them than are held."""
+        both = min(len(digests), len(self.valid))
+        held = block_lengths(self.data.size, self.block_bytes)[:both]
+        same = (self.digests[:both] == digests[:both]).all(axis=1)
+        found: npt.NDArray[np.bool_] = self.valid[:both] & same & (held == lengths[:both])
+        return found
 
     def keyframe(self, index: int) -> Bytes | None:
         """The digest of what the chain's first piece of block `index` gives, if it is known."""
@@ -94,8 +103,8 @@ class Baseline:
         """What is held of the tensor `name`."""
         return self._held.get(name)
 
-    def prepare(self, name: str, nbytes: int) -> tuple[Held, Held | None]:
-        """Make room for `name` with `nbytes` bytes.
+    def prepare(self, name: str, nbytes: int, *, pinned: bool = False) -> tuple[Held, Held | None]:
+        """Make room for `name` with `nbytes` bytes; `pinned`: in page-locked memory, which devices can read.
 
         Returns:
             The place for the new content, and what was held before. They are the same object while the size
@@ -106,7 +115,7 @@ class Baseline:
             return old, old
         count = block_count(nbytes, self._block_bytes)
         new = Held(
-            np.empty(nbytes, np.uint8),
+            pinned_bytes(nbytes, pinned=pinned),
             np.zeros((count, self._digest_bytes), np.uint8),
             np.zeros(count, np.bool_),
             np.zeros((count, self._digest_bytes), np.uint8),

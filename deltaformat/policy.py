@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.gpu.engines import ENGINES
 from deltaformat.versionmap import MAX_DEPTH
 
 __all__ = ["Policy", "StageCounts"]
@@ -26,6 +27,11 @@ class Policy:
             None does so where the kernels serve (`deltaformat doctor` says).
         pack_bytes: Size at which a pack is closed, in bytes.
         threads: Blocks encoded at a time.
+        device: What hashes and compares torch tensors where they are, so that only changes cross to the host:
+            `auto` on devices by the engine that serves there, and nothing on the CPU; `torch` or `triton` by
+            that engine, also on the CPU; `off` copies all weights to the host. The same bytes are stored.
+        device_baseline: Whether the version before is kept on the device, too. That takes as much of its
+            memory as the weights; otherwise blocks that changed cross to the device to be compared there.
     """
 
     max_chain: int = 16
@@ -33,6 +39,8 @@ class Policy:
     strata: bool | None = None
     pack_bytes: int = 64 << 20
     threads: int = 2
+    device: Literal["auto", "off", "torch", "triton"] = "auto"
+    device_baseline: bool = False
 
     @classmethod
     def smallest(cls, *, pack_bytes: int = 64 << 20, threads: int = 2) -> Policy:
@@ -58,6 +66,8 @@ class Policy:
             _refuse("pack_bytes", "at least 1", self.pack_bytes)
         if self.threads < 1:
             _refuse("threads", "at least 1", self.threads)
+        if self.device not in (*ENGINES, "off"):
+            _refuse("device", "'auto', 'off', 'torch' or 'triton'", self.device)
 
 
 @dataclass(slots=True)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from deltaformat.baseline import Baseline, Held
-from deltaformat.blocks import Buffer, Bytes, block_lengths, block_range, byte_view
+from deltaformat.baseline import Baseline
+from deltaformat.blocks import Buffer, Bytes, block_lengths, byte_view
 from deltaformat.digests import DigestAlgorithm
-from deltaformat.dtypes import Dtype, get_dtype
 from deltaformat.encodings import Encoding, changed_positions, encode_block
 from deltaformat.encodings.strata import Positions
 from deltaformat.encodings.streams import fitting_width
 from deltaformat.errors import CorruptError, ErrorCode, InconsistentError
+from deltaformat.gpu.survey import DeviceTensor
+from deltaformat.looks import Look, StagedTensor, open_tensor, want
 from deltaformat.pieces import NO_PIECES, OFFSET, PACK, SLOT, Pieces, StagedRow, build_map, pieces_of
 from deltaformat.policy import Policy, StageCounts
 from deltaformat.rebase import rebase_due, squash
@@ -35,56 +34,6 @@ from deltaformat.workers import Workers
 __all__ = ["Stage"]
 
 SLAB_BYTES = 8 << 20
-
-
-@dataclass(slots=True)
-class _Look:
-    """One block on its way: what was seen, then what is to be stored.
-
-    Attributes:
-        index: Block index in its tensor.
-        digest: Of the new content; None means that the block is the parent's.
-        own: Encoding and payload of the block's own piece, once encoded.
-        changed: Element width, and positions where the content differs from what was held, if that is known.
-        held: Whether it is held now.
-        rebase: Whether the chain's prefix is due to be replaced.
-        prefix: Encoding and payload that replace it, once encoded.
-    """
-
-    index: int
-    digest: bytes | None = None
-    own: tuple[Encoding, Buffer] | None = None
-    changed: tuple[int, Positions] | None = None
-    held: bool = False
-    rebase: bool = False
-    prefix: tuple[Encoding, bytes] | None = None
-
-
-@dataclass(slots=True)
-class _Tensor:
-    """One tensor on its way through the stage.
-
-    Blocks [0, comparable) have a counterpart of the same length in the parent.
-    """
-
-    name: str
-    dtype: Dtype
-    host: HostTensor
-    held: Held
-    old: Held | None
-    parent_start: int
-    lengths: npt.NDArray[np.int64]
-    comparable: int
-    block_bytes: int
-    chains: list[Pieces | None] = field(default_factory=list)  # None: the parent's
-    fresh: list[int] = field(default_factory=list)
-    raw: list[int] = field(
-        default_factory=list
-    )  # blocks whose raw piece waits: they may all make one whole tensor
-
-    def block(self, index: int) -> Bytes:
-        start, end = block_range(index, self.host.data.size, self.block_bytes)
-        return self.host.data[start:end]
 
 
 class Stage:
@@ -126,11 +75,11 @@ class Stage:
         self._progress = progress
         self._first_new_pack = len(parent.packs) if parent is not None else 0
         self._twins = Twins(parent, baseline, rebuilder)
-        self._staged: dict[str, StagedRow | _Tensor | None] = {}  # None: the parent's row, unchanged
+        self._staged: dict[str, StagedRow | StagedTensor | None] = {}  # None: the parent's row, unchanged
         self._workers = Workers(policy.threads, name="deltaformat-encode")
         self.counts = StageCounts()
 
-    def add(self, name: str, host: HostTensor) -> None:
+    def add(self, name: str, source: HostTensor | DeviceTensor) -> None:
         """Stage one tensor.
 
         Raises:
@@ -142,14 +91,22 @@ class Stage:
             raise InconsistentError(
                 ErrorCode.PARTS_DISAGREE, "tensor given twice; give each name once", where=name
             )
-        tensor = self._staged[name] = self._open(name, host)
+        parent, baseline, size = self._parent, self._baseline, self._block_bytes
+        if isinstance(source, DeviceTensor):
+            source.survey.run(
+                lambda member, digests: want(
+                    member, digests, parent=parent, baseline=baseline, block_bytes=size
+                )
+            )
+        tensor = open_tensor(name, source, parent=parent, baseline=baseline, block_bytes=size)
+        self._staged[name] = tensor
         slab = max(1, SLAB_BYTES // self._block_bytes)
         for start in range(0, len(tensor.lengths), slab):
             self._stage_slab(tensor, range(start, min(start + slab, len(tensor.lengths))))
         self._place_raw(tensor)
         self.counts.tensors += 1
         self.counts.blocks += len(tensor.lengths)
-        self.counts.nbytes += host.data.size
+        self.counts.nbytes += source.nbytes
         self._staged[name] = None if self._is_parents(tensor) else self._row(tensor)
 
     def finish(self) -> VersionMap:
@@ -161,7 +118,7 @@ class Stage:
         self._workers.close()
         self.counts.read_bytes += self._twins.read_bytes
         refs, offsets = self._sink.close()
-        rows = {name: row for name, row in self._staged.items() if not isinstance(row, _Tensor)}
+        rows = {name: row for name, row in self._staged.items() if not isinstance(row, StagedTensor)}
         return build_map(self._parent, rows, refs, offsets, digest_bytes=self._digest.size)
 
     def abort(self) -> None:
@@ -171,41 +128,28 @@ class Stage:
 
     # -- per tensor ------------------------------------------------------------------------------------------
 
-    def _open(self, name: str, host: HostTensor) -> _Tensor:
-        held, old = self._baseline.prepare(name, host.data.size)
-        lengths = block_lengths(host.data.size, self._block_bytes)
-        start = comparable = 0
-        row = self._parent.index.get(name) if self._parent is not None else None
-        if self._parent is not None and row is not None:
-            start = int(self._parent.block_start[row])
-            theirs = block_lengths(self._parent.nbytes(row), self._block_bytes)
-            comparable = min(len(lengths), len(theirs))
-            if comparable and lengths[comparable - 1] != theirs[comparable - 1]:
-                comparable -= 1  # only a last block is short
-        return _Tensor(
-            name, get_dtype(host.dtype), host, held, old, start, lengths, comparable, self._block_bytes
-        )
-
-    def _is_parents(self, tensor: _Tensor) -> bool:
+    def _is_parents(self, tensor: StagedTensor) -> bool:
         """Whether the tensor's row of the map is the parent's."""
         if self._parent is None or tensor.name not in self._parent.index or any(tensor.fresh):
             return False
         row = self._parent.index[tensor.name]
-        described = tensor.host.dtype, tensor.host.shape
+        described = tensor.source.dtype, tensor.source.shape
         return described == (self._parent.dtypes[row], self._parent.shapes[row])
 
-    def _row(self, tensor: _Tensor) -> StagedRow:
+    def _row(self, tensor: StagedTensor) -> StagedRow:
         return StagedRow.of_chains(
             tensor.name,
-            tensor.host.dtype,
-            tensor.host.shape,
+            tensor.source.dtype,
+            tensor.source.shape,
             digests=tensor.held.digests.copy(),
             fresh=tensor.fresh,
             chains=[self._chain(tensor, index) for index in range(len(tensor.lengths))],
         )
 
-    def _stage_slab(self, tensor: _Tensor, slab: range) -> None:
+    def _stage_slab(self, tensor: StagedTensor, slab: range) -> None:
         started = time.perf_counter()
+        if isinstance(tensor.source, DeviceTensor):
+            tensor.source.prepare(slab)
         looks = self._workers.map(lambda index: self._look(tensor, index), slab)
         unread = [look for look in looks if look.digest is not None and look.own is None]
         self._read(tensor, unread, self._encode_read)
@@ -220,7 +164,7 @@ class Stage:
         self._progress(int(tensor.lengths[slab.start : slab.stop].sum()))
 
     def _read(
-        self, tensor: _Tensor, looks: Sequence[_Look], use: Callable[[_Tensor, _Look, Rebuilt], None]
+        self, tensor: StagedTensor, looks: Sequence[Look], use: Callable[[StagedTensor, Look, Rebuilt], None]
     ) -> None:
         """Read the parent's blocks, whole chains, for what `use` does with them."""
         if looks and self._parent is not None:
@@ -229,7 +173,7 @@ class Stage:
             self.counts.read_bytes += sum(block.data.size for block in rebuilt)
             self._workers.map(lambda pair: use(tensor, *pair), list(zip(looks, rebuilt, strict=True)))
 
-    def _rebase(self, tensor: _Tensor, looks: Sequence[_Look]) -> None:
+    def _rebase(self, tensor: StagedTensor, looks: Sequence[Look]) -> None:
         """Encode new prefixes for chains of blocks that are held.
 
         The first pieces are enough where the digests of their content are known; otherwise whole chains vouch
@@ -255,36 +199,55 @@ class Stage:
 
     # -- per block: look and encode (in threads), then place (in order) --------------------------------------
 
-    def _look(self, tensor: _Tensor, index: int) -> _Look:
+    def _look(self, tensor: StagedTensor, index: int) -> Look:
+        if isinstance(tensor.source, DeviceTensor):
+            return self._look_received(tensor, tensor.source, index)
         new = tensor.block(index)
         if self._parent is None or index >= tensor.comparable:
-            return _Look(index, self._digest(new), self._encode_first(tensor, new))
+            return Look(index, self._digest(new), self._encode_first(tensor, new))
         expected = self._parent.digest[tensor.parent_start + index]
         if tensor.old is not None and tensor.old.matches(index, expected, new.size):
             base = tensor.old.block(index)
             width = fitting_width(new.size, tensor.dtype.width)
             positions = changed_positions(new, base, width)
             if not positions.size:
-                return _Look(index)
+                return Look(index)
             own = self._encode(tensor, new, base, positions)
             rebase = self._rebase_due(tensor, index, own)
-            return _Look(index, self._digest(new), own, (width, positions), rebase=rebase)
+            return Look(index, self._digest(new), own, (width, positions), rebase=rebase)
         digest = self._digest(new)
-        return _Look(index, None if digest == expected.tobytes() else digest)
+        return Look(index, None if digest == expected.tobytes() else digest)
 
-    def _encode_read(self, tensor: _Tensor, look: _Look, parent: Rebuilt) -> None:
+    def _look_received(self, tensor: StagedTensor, source: DeviceTensor, index: int) -> Look:
+        """What `_look` does, of a block that a device has hashed and compared."""
+        digest, expected, base = source.digest(index), None, None
+        if self._parent is not None and index < tensor.comparable:
+            expected = self._parent.digest[tensor.parent_start + index]
+            if tensor.old is not None and tensor.old.matches(index, expected, int(tensor.lengths[index])):
+                base = tensor.old.block(index)
+        changed = source.receive(index, base, self._digest)
+        if expected is None:
+            return Look(index, digest, self._encode_first(tensor, tensor.block(index)))
+        if digest == expected.tobytes():
+            return Look(index)
+        if base is None:
+            return Look(index, digest)
+        own = self._encode(tensor, tensor.block(index), base, changed[1] if changed is not None else None)
+        return Look(index, digest, own, changed, rebase=self._rebase_due(tensor, index, own))
+
+    def _encode_read(self, tensor: StagedTensor, look: Look, parent: Rebuilt) -> None:
         look.own = self._encode(tensor, tensor.block(look.index), parent.data, None)
         look.rebase = self._rebase_due(tensor, look.index, look.own)
         if look.rebase:
             self._squash_read(tensor, look, parent)
 
-    def _squash_read(self, tensor: _Tensor, look: _Look, parent: Rebuilt) -> None:
+    def _squash_read(self, tensor: StagedTensor, look: Look, parent: Rebuilt) -> None:
         # The keyframe was verified with its whole chain: a flipped bit in it would have shown in the parent's
         # digest.
         tensor.held.know_keyframe(look.index, self._digest(parent.keyframe))
         self._squash(tensor, look, parent.data, parent.keyframe)
 
-    def _squash(self, tensor: _Tensor, look: _Look, parent: Bytes, keyframe: Bytes) -> None:
+    def _squash(self, tensor: StagedTensor, look: Look, parent: Bytes, keyframe: Bytes) -> None:
         look.prefix = squash(
             parent,
             keyframe,
@@ -294,16 +257,16 @@ class Stage:
         )
 
     def _encode(
-        self, tensor: _Tensor, new: Bytes, base: Bytes, positions: Positions | None
+        self, tensor: StagedTensor, new: Bytes, base: Bytes, positions: Positions | None
     ) -> tuple[Encoding, bytes]:
         return encode_block(new, base, tensor.dtype, positions=positions, strata=self._policy.strata)
 
-    def _encode_first(self, tensor: _Tensor, new: Bytes) -> tuple[Encoding, Buffer]:
+    def _encode_first(self, tensor: StagedTensor, new: Bytes) -> tuple[Encoding, Buffer]:
         return (
             (Encoding.RAW, new) if self._policy.keyframe == "raw" else encode_block(new, None, tensor.dtype)
         )
 
-    def _rebase_due(self, tensor: _Tensor, index: int, own: tuple[Encoding, Buffer]) -> bool:
+    def _rebase_due(self, tensor: StagedTensor, index: int, own: tuple[Encoding, Buffer]) -> bool:
         assert self._parent is not None
         block = tensor.parent_start + index
         chain = slice(self._parent.piece_start[block], self._parent.piece_start[block + 1])
@@ -315,7 +278,7 @@ class Stage:
             max_chain=self._policy.max_chain,
         )
 
-    def _hold(self, tensor: _Tensor, look: _Look) -> None:
+    def _hold(self, tensor: StagedTensor, look: Look) -> None:
         """Hold the new content, unless a twin of it is looked for among all that is held of the parent."""
         assert look.digest is not None
         assert look.own is not None
@@ -325,7 +288,7 @@ class Stage:
             tensor.held.replace(look.index, new, look.digest, changed=patched)
             look.held = True
 
-    def _place_unchanged(self, tensor: _Tensor, index: int) -> None:
+    def _place_unchanged(self, tensor: StagedTensor, index: int) -> None:
         assert self._parent is not None
         block = tensor.parent_start + index
         digest = self._parent.digest[block]
@@ -335,7 +298,7 @@ class Stage:
         tensor.chains.append(None)
         tensor.fresh.append(0)
 
-    def _place_changed(self, tensor: _Tensor, look: _Look, digest: bytes) -> None:
+    def _place_changed(self, tensor: StagedTensor, look: Look, digest: bytes) -> None:
         assert look.own is not None
         new, index = tensor.block(look.index), look.index
         encoding, payload = look.own
@@ -354,7 +317,7 @@ class Stage:
             tensor.held.know_keyframe(index, self._parent.digest[tensor.parent_start + index].tobytes())
         if twin is not None:
             chain, fresh = twin
-        elif encoding is Encoding.RAW and self._sink.fits_whole(tensor.host.data.size):
+        elif encoding is Encoding.RAW and self._sink.fits_whole(tensor.source.nbytes):
             tensor.raw.append(index)
             chain, fresh = (
                 np.array([[0, 0, new.size, encoding, -1]], np.int64),
@@ -400,21 +363,23 @@ class Stage:
             return NO_PIECES
         return self._parent_chain(int(self._parent.block_start[row]) + index)
 
-    def _chain(self, tensor: _Tensor, index: int) -> Pieces:
+    def _chain(self, tensor: StagedTensor, index: int) -> Pieces:
         chain = tensor.chains[index]
         return self._parent_chain(tensor.parent_start + index) if chain is None else chain
 
-    def _prefix(self, look: _Look, before: Pieces) -> Pieces:
+    def _prefix(self, look: Look, before: Pieces) -> Pieces:
         if look.prefix is None:
             return before
         encoding, payload = look.prefix
         piece = self._piece(encoding, payload, kind="rebase")
         return np.concatenate([before[:1], piece]) if encoding.needs_base else piece
 
-    def _place_raw(self, tensor: _Tensor) -> None:
+    def _place_raw(self, tensor: StagedTensor) -> None:
         whole = len(tensor.raw) == len(tensor.lengths)
         if whole and tensor.raw:
-            place = self._sink.add_tensor(tensor.name, tensor.host.dtype, tensor.host.shape, tensor.held.data)
+            place = self._sink.add_tensor(
+                tensor.name, tensor.source.dtype, tensor.source.shape, tensor.held.data
+            )
             self.counts.payload_bytes += tensor.held.data.size
         for index in tensor.raw:
             chain = self._chain(tensor, index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from deltaformat.adopt import adopt, external_urls
@@ -16,20 +16,20 @@ from deltaformat.baseline import Baseline
 from deltaformat.checkpoint import Checkpoint
 from deltaformat.context import Context, load_map
 from deltaformat.errors import ConflictError, ErrorCode, MalformedError
+from deltaformat.gpu.survey import DeviceTensor, Mirrors
+from deltaformat.inputs import Inputs, Tensors, total_bytes
 from deltaformat.manifest import encode_part
 from deltaformat.part import Part, Ticket
 from deltaformat.policy import Policy, StageCounts
 from deltaformat.records import Claim, Commit, Head
 from deltaformat.sink import PackSink
 from deltaformat.stage import Stage
-from deltaformat.tensors import HostTensor, to_host
+from deltaformat.tensors import HostTensor
 from deltaformat.versionmap import VersionMap
 
 __all__ = ["Progress", "Staged", "Stager", "held_error"]
 
 MAX_STEP = 2**53 - 1
-
-Tensors = Mapping[str, object] | Iterable[tuple[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,13 @@ class Stager:
         self._baseline = Baseline(
             block_bytes=context.descriptor.block_bytes, digest_bytes=context.algorithm.size
         )
+        self._mirrors = Mirrors(
+            context.algorithm.name,
+            context.descriptor.block_bytes,
+            engine="auto" if policy.device == "off" else policy.device,
+            kept=policy.device_baseline,
+        )
+        self._inputs = Inputs(policy, self._mirrors)
         self._parent: Commit | None = None
         self._parent_map: VersionMap | None = None
 
@@ -109,7 +116,7 @@ class Stager:
         step = check_step(step)
         self._ready()
         self._follow()
-        return self._part(step, self._stage(host_tensors(tensors), total=total_bytes(tensors)))
+        return self._part(step, self._stage(self._inputs.take(tensors), total=total_bytes(tensors)))
 
     def stage_external(self, *, step: int, checkpoint: Checkpoint, base_url: str | None = None) -> Part:
         """Refer to a checkpoint's files instead of copying them (SPEC 10.2).
@@ -182,7 +189,9 @@ class Stager:
             self._parent_map = load_map(self._context, parent)
             self._parent = parent
 
-    def _stage(self, tensors: Iterator[tuple[str, HostTensor]], *, total: int | None) -> Staged:
+    def _stage(
+        self, tensors: Iterator[tuple[str, HostTensor | DeviceTensor]], *, total: int | None
+    ) -> Staged:
         started = time.perf_counter()
         done = uploaded = packs = 0
 
@@ -212,44 +221,13 @@ class Stager:
             progress=encoded,
         )
         try:
-            for name, host in tensors:
-                stage.add(name, host)
+            for name, source in tensors:
+                stage.add(name, source)
             version = stage.finish()
         except BaseException:
             stage.abort()
             raise
         return Staged(version, stage.counts, uploaded, packs, time.perf_counter() - started)
-
-
-def host_tensors(tensors: Tensors) -> Iterator[tuple[str, HostTensor]]:
-    """Bring tensors to the host, one at a time; a stream may reuse its buffer after each."""
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    if not isinstance(pairs, Iterable):
-        raise _no_tensors(tensors)
-    for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise _no_tensors(pair)
-        yield pair[0], to_host(*pair)
-
-
-def _no_tensors(given: object) -> MalformedError:
-    return MalformedError(
-        ErrorCode.INPUT_INVALID,
-        f"{type(given).__name__} is neither a mapping of names to tensors nor a (name, tensor) pair of a"
-        " stream; of a module pass state_dict()",
-        where="tensors",
-    )
-
-
-def total_bytes(tensors: Tensors) -> int | None:
-    """Canonical bytes of a mapping of arrays, for progress; None where it is not known without reading."""
-    if not isinstance(tensors, Mapping):
-        return None
-    try:
-        total: int = sum(tensor.nbytes for tensor in tensors.values())  # type: ignore[union-attr]  # any type
-        return total
-    except Exception:  # of a sparse tensor, say: what is wrong with it is told when it is staged
-        return None
 
 
 def check_step(step: object) -> int:

@@ -15,7 +15,9 @@ from deltaformat import ijson
 from deltaformat.commitinfo import CommitFuture, CommitInfo
 from deltaformat.context import Context
 from deltaformat.errors import CommitUnknown, ConflictError, ErrorCode, InconsistentError, MalformedError
+from deltaformat.gpu.survey import DeviceTensor
 from deltaformat.history import State, ancestors_for
+from deltaformat.inputs import Tensors, total_bytes
 from deltaformat.keys import manifest_key
 from deltaformat.manifest import decode_part, divide, encode_part
 from deltaformat.part import Part, Ticket, unite
@@ -26,13 +28,10 @@ from deltaformat.stager import (
     Progress,
     Staged,
     Stager,
-    Tensors,
     check_step,
     held_error,
-    host_tensors,
-    total_bytes,
 )
-from deltaformat.tensors import HostTensor, snapshot
+from deltaformat.tensors import HostTensor
 from deltaformat.versionmap import VersionMap, object_changes
 
 __all__ = ["Writer"]
@@ -150,10 +149,10 @@ class Writer(Stager):
             allow_set_change=allow_set_change,
             total=total_bytes(tensors) if tensors is not None else 0,
         )
-        streamed = host_tensors(tensors) if tensors is not None else iter(())
+        given = tensors if tensors is not None else {}
         if block:
-            return self._commit(request, streamed)
-        copies = iter([(name, snapshot(host)) for name, host in streamed])
+            return self._commit(request, self._inputs.take(given))
+        copies = self._inputs.copies(given)
         future = CommitFuture()
         self._background.submit(future.fulfil, lambda: self._commit(request, copies))
         self._in_flight = future
@@ -179,7 +178,9 @@ class Writer(Stager):
             if not future.taken:
                 future.result()
 
-    def _commit(self, request: _Request, tensors: Iterator[tuple[str, HostTensor]]) -> CommitInfo:
+    def _commit(
+        self, request: _Request, tensors: Iterator[tuple[str, HostTensor | DeviceTensor]]
+    ) -> CommitInfo:
         if self._unknown is not None:
             raise self._unknown
         started = time.perf_counter()
@@ -201,6 +202,7 @@ class Writer(Stager):
         commit, record_bytes = self._record(request, version, root, manifests)
         self._parent, self._parent_map = commit, version
         self._baseline.retain(version.index.keys())
+        self._mirrors.retain(version.index.keys())
         ended = time.perf_counter()
         timings = {
             "stage": staged.seconds,

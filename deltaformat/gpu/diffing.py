@@ -30,6 +30,7 @@ __all__ = [
     "Counts",
     "Pairs",
     "Window",
+    "byte_runs",
     "count_changes",
     "cut_windows",
     "diff",
@@ -256,28 +257,24 @@ def _compact_with_torch(
     return positions[:total], differences[:total]
 
 
-def _runs(table: BlockTable, blocks: Integers) -> tuple[list[Any], list[int]]:
-    """Views of runs of consecutive blocks, and the number of each one's tensor."""
+def byte_runs(table: BlockTable, blocks: Integers) -> list[tuple[int, int, int]]:
+    """Rising blocks as runs of consecutive ones: the number of each one's tensor, and its bytes there."""
     tensors = table.tensor[blocks]
     breaks = np.flatnonzero((np.diff(blocks) != 1) | (np.diff(tensors) != 0)) + 1
-    views, numbers = [], []
-    for start, stop in pairwise([0, *breaks.tolist(), len(blocks)]):
-        if stop == start:
-            continue
-        first, last = int(blocks[start]), int(blocks[stop - 1])
-        number = int(tensors[start])
-        begin, end = int(table.start[first]), int(table.start[last] + table.length[last])
-        views.append(table.views[number][begin:end])
-        numbers.append(number)
-    return views, numbers
+    firsts = blocks[np.concatenate([np.zeros(min(1, len(blocks)), np.int64), breaks])]
+    lasts = blocks[np.concatenate([breaks, np.full(min(1, len(blocks)), len(blocks))]) - 1]
+    ends = table.start[lasts] + table.length[lasts]
+    return list(zip(table.tensor[firsts].tolist(), table.start[firsts].tolist(), ends.tolist(), strict=True))
 
 
 def select_pairs(pairs: Pairs, blocks: Integers) -> Pairs:
     """Some blocks of a pair of versions, rising, as a pair of their own."""
-    views, numbers = _runs(pairs.new, blocks)
-    old, _ = _runs(pairs.old, blocks)
-    size = pairs.new.block_bytes
-    return Pairs(BlockTable.of(views, size), BlockTable.of(old, size), pairs.widths[numbers])
+    runs = byte_runs(pairs.new, blocks)
+    new, old = (
+        BlockTable.of([table.views[number][start:stop] for number, start, stop in runs], table.block_bytes)
+        for table in (pairs.new, pairs.old)
+    )
+    return Pairs(new, old, pairs.widths[[number for number, _, _ in runs]])
 
 
 def diff(

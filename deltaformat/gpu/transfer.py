@@ -63,14 +63,23 @@ def pinned_bytes(nbytes: int, *, pinned: bool) -> Bytes:
     return found
 
 
-def upload(array: npt.NDArray[Any], device: Any, cargo: Cargo) -> Any:
-    """Copy an array to a device, without waiting for it; the array must stay as it is until it has arrived.
+def upload(array: npt.NDArray[Any], to: Any, cargo: Cargo) -> Any:
+    """Copy an array to a device, or over a tensor there, without waiting for it.
 
-    That is so once a later `Download` of the same stream was taken.
+    The array must stay as it is until it has arrived: that is so once a later `Download` was taken.
     """
     torch = load_torch()
     traffic.add("up", cargo, array.nbytes)
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    if isinstance(to, torch.Tensor):
+        return to.copy_(_from_numpy(array), non_blocking=True)
+    return _from_numpy(array).to(to, non_blocking=True)
+
+
+def _from_numpy(array: npt.NDArray[Any]) -> Any:
+    # torch has no read-only tensors; this one is only read.
+    if not array.flags.writeable:
+        array = np.frombuffer(bytearray(array.data), array.dtype)
+    return load_torch().from_numpy(array)
 
 
 def upload_table(array: npt.NDArray[Any], device: Any) -> Any:

@@ -16,6 +16,7 @@ from deltaformat.context import Context, explain_missing
 from deltaformat.dtypes import get_dtype
 from deltaformat.errors import ErrorCode, InconsistentError, MissingError
 from deltaformat.gpu.engines import Engine
+from deltaformat.live import can_follow_in_place, followed_copies
 from deltaformat.mapcheck import check_fresh
 from deltaformat.packs import FileRef
 from deltaformat.rebuild import allocate
@@ -29,6 +30,9 @@ from deltaformat.versionmap import VersionMap
 __all__ = ["TensorInfo", "TensorSlice", "Version"]
 
 Bytes = npt.NDArray[np.uint8]
+
+COLD_BYTES = 256 << 20
+"""Bytes that are rebuilt at a time where a state is brought to another version from nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,16 @@ class Version:
         Rises with every commit of the store, also where steps go back.
         """
         return self.commit.seq
+
+    @property
+    def digest(self) -> str:
+        """Name of the digest that blocks have in its store."""
+        return self._context.descriptor.digest
+
+    @property
+    def block_bytes(self) -> int:
+        """The block size of its store."""
+        return self._block_bytes
 
     @property
     def parent(self) -> int | None:
@@ -170,12 +184,18 @@ class Version:
         """Read all tensors; errors as for `get_tensor`."""
         return {name: self._framed(host) for name, host in self._read(range(len(self.map.names))).items()}
 
-    def follow(self, previous: Version, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    def follow(
+        self, previous: Version, tensors: Mapping[str, Any], *, engine: Engine = "auto"
+    ) -> dict[str, Any]:
         """Rebuild this version from its parent's tensors, fetching only what is fresh (DF-RD-02).
+
+        Tensors on the device that results go to are copied there, and only changes cross to it; whoever goes
+        from step to step keeps a `deltaformat.torch.Live`, which needs no copy and changes them in place.
 
         Args:
             previous: The version that `tensors` are. If it is not this one's parent, everything is read anew.
             tensors: Its whole state; left unchanged (DF-RD-03).
+            engine: What works on devices: `auto`, `torch` or `triton`; the latter two on the CPU as well.
 
         Raises:
             InconsistentError: `tensors` lack a name of that version.
@@ -184,6 +204,8 @@ class Version:
         """
         if self.parent is None or previous.seq != self.parent:
             return self.state_dict()
+        if self._framework == "pt" and can_follow_in_place(self, previous, tensors, self._device, engine):
+            return followed_copies(self, previous, tensors, engine=engine)
         check_fresh(self.map, previous.map, self._block_bytes, where=f"commit {self.seq}")
         buffers = self._allocate(range(len(self.map.names)))
         for name, data in buffers.items():
@@ -200,6 +222,35 @@ class Version:
         with self._explained():
             self._context.rebuilder.follow(self.map, self._place(buffers))
         return {name: self._framed(self._host(name, data)) for name, data in buffers.items()}
+
+    def rebuild_from(
+        self, previous: Version, place: Callable[[int], Bytes], done: Callable[[int], None]
+    ) -> None:
+        """Rebuild blocks of this version where `place` says, for those who hold `previous` and apply changes.
+
+        From its parent only what is fresh is fetched (DF-RD-02); from any other version all blocks are, since
+        equal digests say nothing there (DF-DIG-02).
+
+        Args:
+            previous: What is held.
+            place: Given a block, counted over the whole map, a writable array that holds the block of
+                `previous`, if that has one of the same length. Of blocks that are not fresh it is only read.
+            done: Called, in any thread, with each block that was rebuilt, once it is verified.
+
+        Raises:
+            CorruptError: what is held is not `previous`, or as for `get_tensor`.
+        """
+        with self._explained():
+            if self.parent is not None and previous.seq == self.parent:
+                check_fresh(self.map, previous.map, self._block_bytes, where=f"commit {self.seq}")
+                self._context.rebuilder.follow(self.map, place, done)
+                return
+            step = max(1, COLD_BYTES // self._block_bytes)
+            for start in range(0, self.map.block_count, step):
+                blocks = np.arange(start, min(start + step, self.map.block_count))
+                self._context.rebuilder.into(self.map, blocks, place)
+                for block in blocks.tolist():
+                    done(block)
 
     def verify(self, tensors: Mapping[str, Any], *, engine: Engine = "auto") -> str:
         """Check that tensors are exactly this version: names, dtypes, shapes, every block's digest (SPEC 7).

@@ -173,7 +173,12 @@ class Rebuilder:
         for size in self._run(version, self._plan(version, blocks), rebuild):
             done(size)
 
-    def follow(self, version: VersionMap, place: Callable[[int], Bytes]) -> None:
+    def follow(
+        self,
+        version: VersionMap,
+        place: Callable[[int], Bytes],
+        done: Callable[[int], None] = lambda _: None,
+    ) -> None:
         """Turn the parent's blocks into this version's, in place, fetching only fresh pieces (DF-RD-02).
 
         Every block is verified.
@@ -181,6 +186,7 @@ class Rebuilder:
         Args:
             version: The map.
             place: A writable array that holds the parent's block, where the parent has one of that length.
+            done: Called, in any thread, with each block that was fresh, once it is verified.
 
         Raises:
             CorruptError: a block does not have its digest: the given content was not the parent's, or what
@@ -195,7 +201,12 @@ class Rebuilder:
                 lambda block: self._check(version, block, place(block), version.digest[block]),
                 plan.skipped.tolist(),
             )
-        for _ in self._run(version, plan, lambda work: self._decode(version, work, place(work.block))):
+
+        def rebuild(work: _Work) -> None:
+            self._decode(version, work, place(work.block))
+            done(work.block)
+
+        for _ in self._run(version, plan, rebuild):
             pass
 
     # -- batches ---------------------------------------------------------------------------------------------

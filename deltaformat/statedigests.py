@@ -17,7 +17,7 @@ from deltaformat.tensors import check_name, to_host
 from deltaformat.torchtensors import describe, is_torch
 from deltaformat.versionmap import VersionMap
 
-__all__ = ["TensorDigests", "check_state", "digest_state", "root_of"]
+__all__ = ["TensorDigests", "check_described", "check_state", "digest_state", "root_of"]
 
 _SHOWN = 200
 
@@ -88,12 +88,11 @@ def root_of(state: Mapping[str, TensorDigests], *, block_bytes: int, digest: str
     return version_root(digest, block_bytes, leaves)
 
 
-def check_state(state: Mapping[str, TensorDigests], version: VersionMap) -> None:
-    """Compare a state with a version: names, dtypes, shapes, and the digest of every block.
+def check_described(state: Mapping[str, TensorDigests], version: VersionMap) -> None:
+    """Compare a state's names, dtypes and shapes with a version's.
 
     Raises:
-        InconsistentError: Names, a dtype or a shape differ (parts-disagree).
-        CorruptError: A block differs (digest-mismatch); it names the first one and counts all.
+        InconsistentError: They differ (parts-disagree).
     """
     lacks = sorted(version.index.keys() - state.keys())
     more = sorted(state.keys() - version.index.keys())
@@ -115,6 +114,16 @@ def check_state(state: Mapping[str, TensorDigests], version: VersionMap) -> None
                 f" {list(shape)}",
                 where=f"tensor {name[:_SHOWN]!a}",
             )
+
+
+def check_state(state: Mapping[str, TensorDigests], version: VersionMap) -> None:
+    """Compare a state with a version: names, dtypes, shapes, and the digest of every block.
+
+    Raises:
+        InconsistentError: Names, a dtype or a shape differ (parts-disagree).
+        CorruptError: A block differs (digest-mismatch); it names the first one and counts all.
+    """
+    check_described(state, version)
     differing: list[tuple[str, int]] = []
     count = 0
     for name, found in state.items():

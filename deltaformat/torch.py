@@ -1,7 +1,10 @@
-"""What is for torch: the root of a state where it is, without copying weights to the host.
+"""What is for torch: roots of states where they are, and servers' weights that are changed in place.
 
-import deltaformat.torch
-deltaformat.torch.root(model.state_dict())
+from deltaformat.torch import Live, root
+
+root(model.state_dict())
+live = Live(store.version(step=0), model.state_dict())
+live.advance(store.version(step=1))  # the tensors are step 1 now: hashed where they are
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from typing import Any
 
 from deltaformat.blocks import DEFAULT_BLOCK_BYTES, check_block_bytes
 from deltaformat.gpu.engines import Engine
+from deltaformat.live import Live
 from deltaformat.statedigests import digest_state, root_of
 
-__all__ = ["root"]
+__all__ = ["Live", "root"]
 
 
 def root(

@@ -78,7 +78,7 @@ LAYERS = {
     "storage": ["localstorage", "singlewriter", "storage"],
     "log I/O": ["log", "recordcreate", "recordreader"],
     "blocks I/O": ["blockcache", "context", "rebuild", "sources"],
-    "reading": ["reader", "statedigests"],
+    "reading": ["live", "reader", "statedigests"],
     "writing": [
         "adopt",
         "baseline",

@@ -32,7 +32,8 @@ def weights(seed, count=5):
 
     found = {f"w{n}": bits(BF16, 24, 20 + n) for n in range(count)}
     found |= {
-        "f32": bits(F32, 301), "f8": bits(F8, 30, 33), "i64": bits(I64, 40), "transposed": bits(BF16, 20, 30).T,
+        "f32": bits(F32, 301), "f8": bits(F8, 30, 33), "i64": bits(I64, 40),
+        "transposed": bits(BF16, 20, 30).T,
         "strided": bits(BF16, 1000)[::2], "none": bits(BF16, 0, 3), "scalar": bits(F32, 1)[0],
         "tied": found["w0"],
     }  # fmt: skip
@@ -288,7 +289,7 @@ def test_nothing_stays_on_the_device_without_being_asked_for():
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("which", ["changes", "content"])
 def test_what_arrives_is_checked(kept, which, monkeypatch):
-    """A device that gives wrong positions or bytes makes an error, never a store; the next commit is right."""
+    """A device that gives wrong positions or bytes makes an error, and the next commit is right."""
     states = history(3)
     store = make()
     with store.writer(policy=df.Policy(device="torch", device_baseline=kept)) as writer:
@@ -316,7 +317,7 @@ def test_what_arrives_is_checked(kept, which, monkeypatch):
 
 @pytest.mark.parametrize("kept", KEPT)
 def test_after_a_failed_commit(kept, monkeypatch):
-    """What is held may be the failed commit's content: it counts only as far as its digests are the parent's."""
+    """What is held may be the failed commit's: it counts only as far as its digests are the parent's."""
     states = history(4)
     store = make()
     with store.writer(policy=df.Policy(device="torch", device_baseline=kept)) as writer:

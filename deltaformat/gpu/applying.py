@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from deltaformat.blocks import Bytes
 from deltaformat.columns import prefix_sums
 from deltaformat.encodings import Changes
 from deltaformat.errors import ErrorCode, MalformedError
@@ -75,40 +75,65 @@ def in_place(tensors: Sequence[Any], names: Sequence[str] | None = None) -> list
 def apply_to(
     table: BlockTable, changes: Sequence[BlockDiff], *, undo: bool = False, engine: Engine = "auto"
 ) -> None:
-    """Apply changes to the blocks of a table; what cannot be undone is left as it is with `undo`."""
+    """Apply changes to the blocks of a table; what cannot be undone is left as it is with `undo`.
+
+    All that crosses, and all memory for it, comes first: if that fails, nothing was changed.
+    """
     chosen = choose_engine(engine, table.device)
     sparse: dict[int, list[tuple[int, Changes]]] = {}
     with current(table.device):
+        contents = []
         for change in changes:
             block = int(table.first[change.tensor]) + change.block
             if change.changes is not None:
                 sparse.setdefault(change.changes.width, []).append((block, change.changes))
             elif change.content is not None and not undo:
-                _replace(table, block, change.content)
-        for width, members in sparse.items():
-            blocks = np.array([block for block, _ in members], np.int64)
-            counts = np.array([len(found.positions) for _, found in members], np.int64)
-            positions = np.concatenate([np.asarray(found.positions, np.uint32) for _, found in members])
-            differences = np.concatenate([found.differences for _, found in members]).view(f"<i{width}")
-            places = upload(positions.view(np.int32), table.device, "changes")
-            added = upload(differences, table.device, "changes")
-            if chosen == "triton":
-                load_triton("diff_triton").apply(
-                    upload_table(table.addresses[blocks], table.device),
-                    upload_table(prefix_sums(counts), table.device),
-                    places, added, most=int(counts.max()), undo=undo,
-                )  # fmt: skip
+                contents.append((table.block(block), upload(change.content, table.device, "weights")))
+        groups = [_Group.of(table, width, members) for width, members in sparse.items()]
+        for view, content in contents:
+            view.copy_(content)
+        for group in groups:
+            if chosen == "torch":
+                _apply_with_torch(table, group, undo=undo)
             else:
-                _apply_with_torch(table, blocks, counts, places, -added if undo else added)
+                load_triton("diff_triton").apply(
+                    group.addresses, group.starts, group.places, group.added,
+                    most=int(group.counts.max()), undo=undo,
+                )  # fmt: skip
 
 
-def _replace(table: BlockTable, block: int, content: Bytes) -> None:
-    upload(content, table.block(block), "weights")
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Changes of one element width: of which blocks, and on the device where and what."""
+
+    blocks: Integers
+    counts: Integers
+    addresses: Any
+    starts: Any
+    places: Any
+    added: Any
+
+    @classmethod
+    def of(cls, table: BlockTable, width: int, members: Sequence[tuple[int, Changes]]) -> _Group:
+        blocks = np.array([block for block, _ in members], np.int64)
+        counts = np.array([len(found.positions) for _, found in members], np.int64)
+        positions = np.concatenate([np.asarray(found.positions, np.uint32) for _, found in members])
+        differences = np.concatenate([found.differences for _, found in members]).view(f"<i{width}")
+        return cls(
+            blocks,
+            counts,
+            upload_table(table.addresses[blocks], table.device),
+            upload_table(prefix_sums(counts), table.device),
+            upload(positions.view(np.int32), table.device, "changes"),
+            upload(differences, table.device, "changes"),
+        )
 
 
-def _apply_with_torch(table: BlockTable, blocks: Integers, counts: Integers, places: Any, added: Any) -> None:
+def _apply_with_torch(table: BlockTable, group: _Group, *, undo: bool) -> None:
     torch = load_torch()
-    for block, (start, stop) in zip(blocks.tolist(), pairwise(prefix_sums(counts).tolist()), strict=True):
+    added = -group.added if undo else group.added
+    bounds = pairwise(prefix_sums(group.counts).tolist())
+    for block, (start, stop) in zip(group.blocks.tolist(), bounds, strict=True):
         elements = table.block(block).view(added.dtype)
-        where = places[start:stop].to(torch.int64)
+        where = group.places[start:stop].to(torch.int64)
         elements[where] = elements[where] + added[start:stop]

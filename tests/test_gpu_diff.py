@@ -112,7 +112,7 @@ def test_ragged_sets(shapes, block_bytes, window, seed):
 def test_tiles(engine, width, block_bytes):
     """Blocks of several tiles and of less than one; sparse, dense and without a change."""
     # Few blocks: each program of a tile takes the interpreter milliseconds.
-    tile = 4096 if block_bytes > 4096 else block_bytes // width
+    tile = 2048 if block_bytes > 4096 else block_bytes // width
     sizes = [block_bytes // width, 2 * block_bytes // width + 5, 7, 0, tile + 1]
     pairs = [version_pair(n, size, width, size // 90 + 1) for n, size in enumerate(sizes)]
     pairs.append((pairs[0][1], pairs[0][1]))

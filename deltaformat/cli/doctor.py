@@ -14,7 +14,7 @@ from deltaformat.encodings import native
 __all__ = ["register"]
 
 LIBRARIES = ("numpy", "ml_dtypes", "pyarrow", "zstandard", "xxhash", "obstore", "tqdm")
-OPTIONAL = ("torch", "blake3")
+OPTIONAL = ("torch", "triton", "blake3")
 
 
 def register(commands: Commands) -> None:

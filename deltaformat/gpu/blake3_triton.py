@@ -98,7 +98,8 @@ def _store(out, h0, h1, h2, h3, h4, h5, h6, h7, inside):
     tl.store(out + 7, h7, mask=inside)
 
 
-@triton.jit
+# Where a number is 1, Triton would put a constant in its place, which cannot do all that a number can.
+@triton.jit(do_not_specialize=["count", "chunks"])
 def chunk_kernel(
     addresses, lengths, counters, alone, values, count, chunks,
     STEPS: tl.constexpr, EQUAL: tl.constexpr, THREADS: tl.constexpr,
@@ -154,7 +155,7 @@ def chunk_kernel(
     _store(out, h0, h1, h2, h3, h4, h5, h6, h7, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "root"])
 def parent_kernel(
     children, lefts, roots, values, count, root, INDEXED: tl.constexpr, THREADS: tl.constexpr
 ):  # fmt: skip

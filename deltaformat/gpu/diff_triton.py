@@ -12,10 +12,21 @@ import triton.language as tl
 
 from deltaformat.gpu.engines import load_torch
 
-__all__ = ["TILE", "apply", "apply_kernel", "compact", "compact_kernel", "count", "count_kernel"]
+__all__ = [
+    "CHANGES",
+    "COMPACT_WARPS",
+    "TILE",
+    "apply",
+    "apply_kernel",
+    "compact",
+    "compact_kernel",
+    "count",
+    "count_kernel",
+]
 
-TILE = 4096
-"""Elements of a program that compares."""
+TILE = 2048
+"""Elements of a program that compares; more would take so many registers that few programs run at a time."""
+COMPACT_WARPS = 8
 CHANGES = 1024
 """Changes of a program that applies."""
 
@@ -25,7 +36,7 @@ def _addresses(table, block, TYPE: tl.constexpr):
     return tl.multiple_of(tl.load(table + block).to(tl.pointer_type(TYPE)), 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def count_kernel(news, olds, elements, counts, tiles, TYPE: tl.constexpr, TILE: tl.constexpr):
     """Count what differs in tile `program_id(1)` of block `program_id(0)`: contents at `news`, `olds`.
 
@@ -49,32 +60,33 @@ def count_kernel(news, olds, elements, counts, tiles, TYPE: tl.constexpr, TILE: 
 
 
 @triton.jit
+def _compact(x, y, first, place, positions, differences):
+    """Write what differs, from `first` on."""
+    differs = (x != y).to(tl.int32)
+    rank = tl.cumsum(differs, axis=0) - differs
+    tl.store(positions + first + rank, place, mask=differs != 0)
+    tl.store(differences + first + rank, x - y, mask=differs != 0)
+
+
+@triton.jit(do_not_specialize=["tiles"])
 def compact_kernel(
-    news, olds, elements, ends, positions, differences, tiles, TYPE: tl.constexpr, TILE: tl.constexpr
+    news, olds, elements, counts, ends, positions, differences, tiles, TYPE: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write positions in the block and wrapping differences; tile by tile they end at `ends`."""
     block = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    new, old = _addresses(news, block, TYPE), _addresses(olds, block, TYPE)
-    left = tl.load(elements + block).to(tl.int32) - tile * TILE
-    place = tl.arange(0, TILE)
-    end = tl.load(ends + block * tiles + tile)
-    if left >= TILE:
-        x, y = tl.load(new + (tile * TILE + place)), tl.load(old + (tile * TILE + place))
-        differs = (x != y).to(tl.int32)
-        rank = tl.cumsum(differs, axis=0) - differs
-        out = end - tl.sum(differs, axis=0) + rank.to(tl.int64)
-        tl.store(positions + out, tile * TILE + place, mask=differs != 0)
-        tl.store(differences + out, x - y, mask=differs != 0)
-    elif left > 0:
-        inside = place < left
-        x = tl.load(new + (tile * TILE + place), mask=inside, other=0)
-        y = tl.load(old + (tile * TILE + place), mask=inside, other=0)
-        differs = (x != y).to(tl.int32)
-        rank = tl.cumsum(differs, axis=0) - differs
-        out = end - tl.sum(differs, axis=0) + rank.to(tl.int64)
-        tl.store(positions + out, tile * TILE + place, mask=differs != 0)
-        tl.store(differences + out, x - y, mask=differs != 0)
+    count = tl.load(counts + block * tiles + tile)
+    if count > 0:
+        new, old = _addresses(news, block, TYPE), _addresses(olds, block, TYPE)
+        size = tl.load(elements + block).to(tl.int32)
+        first = tl.load(ends + block * tiles + tile) - count
+        place = tile * TILE + tl.arange(0, TILE)
+        if (tile + 1) * TILE <= size:
+            _compact(tl.load(new + place), tl.load(old + place), first, place, positions, differences)
+        else:
+            x = tl.load(new + place, mask=place < size, other=0)
+            y = tl.load(old + place, mask=place < size, other=0)
+            _compact(x, y, first, place, positions, differences)
 
 
 @triton.jit
@@ -141,8 +153,8 @@ def compact(news: Any, olds: Any, elements: Any, counts: Any, *, width: int, tot
         ends = counts.view(-1).cumsum(0, dtype=torch.int64)
         tiles = counts.shape[1]
         compact_kernel[(len(news), tiles)](
-            news, olds, elements, ends, positions, differences, tiles,
-            TYPE=_TYPES[width], TILE=TILE, **_OPTIONS,
+            news, olds, elements, counts, ends, positions, differences, tiles,
+            TYPE=_TYPES[width], TILE=TILE, num_warps=COMPACT_WARPS, **_OPTIONS,
         )  # fmt: skip
     return positions, differences
 

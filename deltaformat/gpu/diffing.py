@@ -290,7 +290,7 @@ def diff(
     Only counts, positions and differences cross to the host, and a block's bytes where those would take more.
     The host waits once for the counts, then once or twice a window; while it works on what one window gave,
     the next is collected and copied. Temporary memory on the device: of the changes of two windows; with
-    Triton a byte per KiB of the tensors, with torch up to 1 GiB besides; and copies as for `hash_blocks`.
+    Triton 3 bytes per KiB of bf16, with torch up to 1 GiB besides; and copies as for `hash_blocks`.
 
     Args:
         new: A tensor or several, of any dtype of SPEC 8.1.

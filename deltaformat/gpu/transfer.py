@@ -83,9 +83,14 @@ def _from_numpy(array: npt.NDArray[Any]) -> Any:
 
 
 def upload_table(array: npt.NDArray[Any], device: Any) -> Any:
-    """Copy a table of addresses, places or lengths, which say nothing of the weights, to a device."""
-    torch = load_torch()
-    return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
+    """Copy a table of addresses, places or lengths, which say nothing of the weights, to a device.
+
+    From page-locked memory, so that the host does not wait for what the device is doing.
+    """
+    table = load_torch().from_numpy(np.array(array, np.int64))
+    if table.numel() and load_torch().device(device).type == "cuda":
+        table = table.pin_memory()
+    return table.to(device, non_blocking=True)
 
 
 class Download:

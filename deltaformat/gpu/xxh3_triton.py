@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import triton
@@ -27,6 +28,7 @@ _MERGE_HIGH = tl.constexpr(40)
 _INITIAL = tl.constexpr(48)
 
 
+@cache
 def constants(device: Any) -> Any:
     """The secret at the offsets at which the kernel reads it, and the accumulators' start; 56 words."""
     size = len(SECRET)

@@ -24,6 +24,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from deltaformat.gpu import blake3_triton, diff_triton, xxh3_triton
@@ -68,11 +69,6 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
 """Name -> kernel, types of arguments, constants, warps."""
 
 
-def ptxas() -> str:
-    """Where the assembler is."""
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas")
-
-
 def compiled(name: str, capability: int) -> dict[str, Any]:
     """Compile one kernel.
 
@@ -92,7 +88,7 @@ def compiled(name: str, capability: int) -> dict[str, Any]:
         file.write_text(ptx)
         target = f"sm_{capability}{'a' if capability >= 90 else ''}"
         said = subprocess.run(
-            [ptxas(), "-v", f"--gpu-name={target}", str(file), "-o", os.devnull],
+            [get_ptxas(capability).path, "-v", f"--gpu-name={target}", str(file), "-o", os.devnull],
             check=True, capture_output=True, text=True,
         ).stderr  # fmt: skip
     loads: Counter[int] = Counter()

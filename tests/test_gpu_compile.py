@@ -34,7 +34,7 @@ def test_nothing_spills(kernels):
     ("name", "most", "warps"),
     [
         ("xxh3", 96, 1), ("blake3 chunks", 64, 4), ("blake3 chunks, ragged", 64, 4),
-        ("blake3 parents", 64, 4), ("count", 64, 4), ("compact", 85, 8), ("apply", 64, 4),
+        ("blake3 parents", 64, 4), ("count", 64, 4), ("compact", 85, 8), ("apply", 64, 8),
     ],
 )  # fmt: skip
 def test_registers_leave_room(kernels, name, most, warps):

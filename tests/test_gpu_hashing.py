@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from deltaformat.digests import digest_blocks, get_digest
 from deltaformat.errors import MalformedError, UnsupportedError
 from deltaformat.gpu import blake3_torch, hash_blocks, hashing, table, xxh3_short
+from deltaformat.gpu.engines import choose_engine
 from deltaformat.gpu.transfer import traffic
 from deltaformat.tensors import to_host
 
@@ -246,6 +247,19 @@ def test_without_triton(monkeypatch):
     with pytest.raises(UnsupportedError, match=r"pip install deltaformat\[gpu\]"):
         hash_blocks(torch.zeros(3), block_bytes=256, engine="triton")
     assert len(hash_blocks(torch.zeros(3), block_bytes=256)) == 1
+
+
+def test_an_old_triton_does_not_serve(monkeypatch):
+    """On a device `auto` leaves it aside; who asks for it is told."""
+    triton = pytest.importorskip("triton")
+    cuda = torch.device("cuda")
+    assert choose_engine("auto", cuda) == "triton"
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    assert choose_engine("auto", cuda) == "torch"
+    with pytest.raises(UnsupportedError, match=r"3\.6 or newer \(this is 3\.2\.0\)"):
+        choose_engine("triton", cuda)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert choose_engine("auto", cuda) == "torch"
 
 
 def test_without_a_gpu(monkeypatch):

@@ -59,11 +59,11 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     "count": (diff_triton.count_kernel, _COUNTED, {"TYPE": tl.int16, "TILE": _TILE}, 4),
     "compact": (
         diff_triton.compact_kernel, _COMPACTED,
-        {"TYPE": tl.int16, "TILE": _TILE}, diff_triton.COMPACT_WARPS,
+        {"TYPE": tl.int16, "TILE": _TILE}, diff_triton.WARPS,
     ),
     "apply": (
         diff_triton.apply_kernel, _APPLIED,
-        {"TYPE": tl.int16, "UNDO": False, "CHANGES": diff_triton.CHANGES}, 4,
+        {"TYPE": tl.int16, "UNDO": False, "CHANGES": diff_triton.CHANGES}, diff_triton.WARPS,
     ),
 }  # fmt: skip
 """Name -> kernel, types of arguments, constants, warps."""

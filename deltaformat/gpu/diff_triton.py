@@ -14,7 +14,7 @@ from deltaformat.gpu.engines import load_torch
 
 __all__ = [
     "CHANGES",
-    "COMPACT_WARPS",
+    "WARPS",
     "TILE",
     "apply",
     "apply_kernel",
@@ -26,9 +26,10 @@ __all__ = [
 
 TILE = 2048
 """Elements of a program that compares; more would take so many registers that few programs run at a time."""
-COMPACT_WARPS = 8
-CHANGES = 1024
+CHANGES = 2048
 """Changes of a program that applies."""
+WARPS = 8
+"""Of a program that compacts or applies."""
 
 
 @triton.jit
@@ -154,7 +155,7 @@ def compact(news: Any, olds: Any, elements: Any, counts: Any, *, width: int, tot
         tiles = counts.shape[1]
         compact_kernel[(len(news), tiles)](
             news, olds, elements, counts, ends, positions, differences, tiles,
-            TYPE=_TYPES[width], TILE=TILE, num_warps=COMPACT_WARPS, **_OPTIONS,
+            TYPE=_TYPES[width], TILE=TILE, num_warps=WARPS, **_OPTIONS,
         )  # fmt: skip
     return positions, differences
 
@@ -174,5 +175,5 @@ def apply(addresses: Any, starts: Any, positions: Any, differences: Any, *, most
         width = differences.element_size()
         apply_kernel[(len(addresses), -(-most // CHANGES))](
             addresses, starts, positions, differences,
-            TYPE=_TYPES[width], UNDO=undo, CHANGES=CHANGES, **_OPTIONS,
+            TYPE=_TYPES[width], UNDO=undo, CHANGES=CHANGES, num_warps=WARPS, **_OPTIONS,
         )  # fmt: skip

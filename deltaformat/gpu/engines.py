@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
@@ -15,6 +15,7 @@ __all__ = ["ENGINES", "Engine", "choose_engine", "current", "load_torch", "load_
 
 Engine: TypeAlias = Literal["auto", "torch", "triton"]
 ENGINES = ("auto", "torch", "triton")
+_OLDEST = (3, 6)  # before, its interpreter or compiler lacks what the kernels use
 
 
 def load_torch() -> Any:
@@ -39,17 +40,26 @@ def load_triton(module: str) -> Any:
         module: Its name in this package.
 
     Raises:
-        UnsupportedError: Triton is not installed.
+        UnsupportedError: Triton is not installed, or too old.
     """
-    try:
-        importlib.import_module("triton")
-    except ImportError as error:
+    why_not = _without_triton()
+    if why_not:
         raise UnsupportedError(
             ErrorCode.NOT_SUPPORTED,
-            f'engine="triton" needs Triton, which cannot be imported ({error}); pip install deltaformat[gpu],'
-            ' or use engine="torch"',
-        ) from error
+            f'engine="triton" needs Triton {_OLDEST[0]}.{_OLDEST[1]} or newer ({why_not});'
+            ' pip install deltaformat[gpu], or use engine="torch"',
+        )
     return importlib.import_module(f"deltaformat.gpu.{module}")
+
+
+def _without_triton() -> str:
+    """Why Triton does not serve; nothing if it does."""
+    try:
+        version = str(importlib.import_module("triton").__version__)
+    except ImportError as error:
+        return f"it cannot be imported: {error}"
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return "" if found >= _OLDEST else f"this is {version}"
 
 
 def choose_engine(engine: str, device: Any) -> Literal["torch", "triton"]:
@@ -77,7 +87,7 @@ def choose_engine(engine: str, device: Any) -> Literal["torch", "triton"]:
     if engine == "torch":
         return "torch"
     if engine == "auto":
-        served = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        served = device.type == "cuda" and not _without_triton()
         return "triton" if served else "torch"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedError(

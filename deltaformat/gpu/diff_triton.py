@@ -14,8 +14,8 @@ from deltaformat.gpu.engines import load_torch
 
 __all__ = [
     "CHANGES",
-    "WARPS",
     "TILE",
+    "WARPS",
     "apply",
     "apply_kernel",
     "compact",

@@ -46,7 +46,8 @@ class Writer(Stager):
 
     One commit is in flight at a time. Memory: one host copy of the state (the baseline), one more while a
     `block=False` commit is in flight, and a bounded amount besides. With `Policy(device_baseline=True)` the
-    copies of tensors on a device are on that device, and the baseline is there as well. Not safe for concurrent use by threads.
+    copies of tensors on a device are on that device, and the baseline is there as well. Not safe for
+    concurrent use by threads.
     """
 
     def __init__(

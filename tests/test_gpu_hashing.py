@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaformat.digests import digest_blocks, get_digest
-from deltaformat.errors import MalformedError, UnsupportedError
+from deltaformat.errors import LimitError, MalformedError, UnsupportedError
 from deltaformat.gpu import blake3_torch, hash_blocks, hashing, table, xxh3_short
 from deltaformat.gpu.engines import choose_engine
 from deltaformat.gpu.transfer import traffic
@@ -253,6 +253,7 @@ def test_an_old_triton_does_not_serve(monkeypatch):
     """On a device `auto` leaves it aside; who asks for it is told."""
     triton = pytest.importorskip("triton")
     cuda = torch.device("cuda")
+    monkeypatch.setenv("CC", "cc")
     assert choose_engine("auto", cuda) == "triton"
     monkeypatch.setattr(triton, "__version__", "3.2.0")
     assert choose_engine("auto", cuda) == "torch"
@@ -260,6 +261,23 @@ def test_an_old_triton_does_not_serve(monkeypatch):
         choose_engine("triton", cuda)
     monkeypatch.setitem(sys.modules, "triton", None)
     assert choose_engine("auto", cuda) == "torch"
+
+
+def test_without_a_compiler(monkeypatch):
+    """Triton makes a launcher in C for each kernel; a slim container has no compiler."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert choose_engine("auto", torch.device("cuda")) == "torch"
+
+
+def test_memory_that_runs_out(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nMore lines")
+
+    monkeypatch.setattr(hashing.xxh3_torch, "hash_equal", full)
+    with pytest.raises(LimitError, match=r"Tried to allocate 3 GiB\.\); free some"):
+        hash_blocks(torch.zeros(300), block_bytes=256)
 
 
 def test_without_a_gpu(monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_gpu_writer import history, step, weights
+from test_gpu_writer import contiguous, history, step, weights
 from writertools import make
 
 import deltaformat as df
@@ -12,10 +12,6 @@ from deltaformat.errors import CorruptError, InconsistentError, MalformedError, 
 from deltaformat.gpu import BlockDiff
 from deltaformat.gpu.transfer import traffic
 from deltaformat.torch import Live, root
-
-
-def contiguous(state):
-    return {name: tensor.contiguous().clone() for name, tensor in state.items()}
 
 
 def bits(tensor):

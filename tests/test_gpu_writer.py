@@ -4,18 +4,22 @@ The CPU plays the device: the policy names an engine, so that torch tensors of t
 code. What crosses is counted where all copies are made.
 """
 
+import ast
 import itertools
 import secrets
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from writertools import make, memory
 
 import deltaformat as df
 from deltaformat.errors import CorruptError, InconsistentError, MalformedError, StoreError, UnsupportedError
 from deltaformat.gpu import survey
 from deltaformat.gpu.transfer import traffic
+from deltaformat.torch import Live
 
 KEPT = [False, True]
 BF16, F32, F8, I64 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64
@@ -58,6 +62,10 @@ def step(tensors, seed, changes=4, dense=()):
     if "tied" in after:
         after["tied"] = after["w0"]
     return after
+
+
+def contiguous(state):
+    return {name: tensor.contiguous().clone() for name, tensor in state.items()}
 
 
 def history(steps=6):
@@ -271,6 +279,61 @@ def test_waits_do_not_grow_with_tensors(kept):
             crossed_by(writer, 0, states[0])
             waits.append(crossed_by(writer, 1, states[1])["host", "waits"])
     assert waits[0] == waits[1] <= 5
+
+
+class Hidden(TorchDispatchMode):
+    """Notes operations for whose result the host must wait for a device."""
+
+    WAITING = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "unique_dim",
+        "equal",
+        "is_nonzero",
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().partition("::")[2].partition(".")[0]
+        masked = name.strip("_").startswith("index") and name != "index_select"
+        given = [index for index in args[1] if index is not None] if masked else []
+        if name in self.WAITING or any(index.dtype in (torch.bool, torch.uint8) for index in given):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("digest", ["xxh3-128", "blake3-256"])
+def test_no_operation_waits(kept, digest):
+    """Masks and scalars that the host looks at would each wait for the device; only downloads may."""
+    states = [contiguous(state) for state in history(3)]
+    store = make(digest=digest)
+    with store.writer(policy=df.Policy(device="torch", device_baseline=kept)) as writer:
+        with Hidden() as mode:
+            for number, state in enumerate(states):
+                writer.commit(step=number, tensors=state)
+        assert mode.seen == []
+    tensors = contiguous(states[1])
+    with Hidden() as mode:
+        Live(store.version(step=1), tensors, engine="torch").advance(store.version(step=2))
+    assert mode.seen == []
+    with Hidden() as mode:
+        assert torch.zeros(3)[torch.zeros(3) == 0].numel() == 3
+    assert mode.seen
+
+
+def test_downloads_are_in_one_place():
+    """Elsewhere nothing in the package copies a tensor's content to the host behind the counter's back."""
+    for path in Path(survey.__file__).parent.glob("*.py"):
+        used = {
+            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+        }
+        assert path.name == "transfer.py" or not used & {"cpu", "numpy", "item", "untyped_storage"}, path.name
 
 
 def test_nothing_stays_on_the_device_without_being_asked_for():

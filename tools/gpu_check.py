@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import numpy as np
 import deltaformat as df
 from deltaformat.digests import digest_blocks, get_digest
 from deltaformat.dtypes import get_dtype
+from deltaformat.encodings import encode_block
 from deltaformat.gpu import BlockDiff, apply, diff, hash_blocks
 from deltaformat.gpu.applying import apply_to
 from deltaformat.gpu.diffing import Pairs, Window, count_changes
@@ -373,6 +375,7 @@ def measure_kernels(
     changed = int(counts.sum())
     report.rate(size, "diff", 2 * size, count_seconds + collect, changed=f"{200 * changed / size:.3f} %")
     changes = [block_diff(table, block, *rest) for block, *rest in found]
+    measure_encoding(report, size, table, before, found)
 
     def there_and_back() -> None:
         apply_to(BlockTable.of(before, block_bytes), changes, engine=engine)
@@ -382,6 +385,35 @@ def measure_kernels(
     report.rate(
         size, "apply, from the host", size, apply_seconds, changes_per_s=f"{changed / apply_seconds:.3g}"
     )
+
+
+def measure_encoding(
+    report: Report, size: int, table: BlockTable, before: list[Any], found: list[Any]
+) -> None:
+    """What a writer's host does with positions and differences: make each new block, and encode it."""
+    bf16, threads = get_dtype("BF16"), 8
+    some = [(block, changes) for block, changes, _ in found if changes is not None][:1024]
+    bases = []
+    for block, _ in some:
+        start, length = int(table.start[block]), int(table.length[block])
+        bases.append(bits(before[int(table.tensor[block])][start : start + length]))
+
+    def encode(work: tuple[Any, np.ndarray[Any, np.dtype[np.uint8]]]) -> int:
+        (_, changes), base = work
+        new = base.copy()
+        changes.apply(new)
+        return len(encode_block(new, base, bf16, positions=changes.positions)[1])
+
+    with ThreadPoolExecutor(threads) as pool:
+        started = time.perf_counter()
+        encoded = sum(pool.map(encode, zip(some, bases, strict=True)))
+        seconds = time.perf_counter() - started
+    total = sum(base.size for base in bases)
+    changed = max(1, sum(len(changes.positions) for _, changes in some))
+    report.rate(
+        size, f"encode, {threads} threads of the host", total, seconds,
+        of=f"{total / 1e6:.4g} MB", bytes_a_change=f"{encoded / changed:.3f}",
+    )  # fmt: skip
 
 
 def block_diff(table: BlockTable, block: int, changes: Any, content: Any) -> BlockDiff:

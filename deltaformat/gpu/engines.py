@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
-from deltaformat.errors import ErrorCode, MalformedError, UnsupportedError
+from deltaformat.errors import ErrorCode, LimitError, MalformedError, UnsupportedError
 
 __all__ = ["ENGINES", "Engine", "choose_engine", "current", "load_torch", "load_triton", "on_device"]
 
@@ -62,12 +64,18 @@ def _without_triton() -> str:
     return "" if found >= _OLDEST else f"this is {version}"
 
 
+def _has_compiler() -> bool:
+    """Whether Triton finds the C compiler with which it makes what launches a kernel."""
+    return bool(os.environ.get("CC")) or any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
 def choose_engine(engine: str, device: Any) -> Literal["torch", "triton"]:
     """Tell which engine works for tensors on `device`.
 
     Args:
-        engine: `auto` takes Triton on CUDA devices where it is installed, and torch everywhere else; `triton`
-            on the CPU works under Triton's interpreter (TRITON_INTERPRET=1), for tests.
+        engine: `auto` takes Triton on CUDA devices where it is installed and finds a C compiler, and torch
+            everywhere else; `triton` on the CPU works under Triton's interpreter (TRITON_INTERPRET=1), for
+            tests.
         device: A torch.device.
 
     Raises:
@@ -87,7 +95,7 @@ def choose_engine(engine: str, device: Any) -> Literal["torch", "triton"]:
     if engine == "torch":
         return "torch"
     if engine == "auto":
-        served = device.type == "cuda" and not _without_triton()
+        served = device.type == "cuda" and _has_compiler() and not _without_triton()
         return "triton" if served else "torch"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedError(
@@ -99,12 +107,25 @@ def choose_engine(engine: str, device: Any) -> Literal["torch", "triton"]:
     return "triton"
 
 
-def current(device: Any) -> AbstractContextManager[object]:
-    """Make `device` the one that Triton launches on: it takes the current one, whatever it is given."""
-    if device.type != "cuda":
-        return nullcontext()
-    context: AbstractContextManager[object] = load_torch().cuda.device(device)
-    return context
+@contextmanager
+def current(device: Any) -> Iterator[None]:
+    """Make `device` the one that Triton launches on: it takes the current one, whatever it is given.
+
+    Raises:
+        LimitError: Memory of the device ran out.
+    """
+    torch = load_torch()
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            said = str(error).partition("\n")[0][:200]
+            raise LimitError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"the device has not enough memory left ({said}); free some, give fewer tensors at a time, or let"
+                ' a writer do without it: Policy(device_baseline=False), or device="off"',
+                where=str(device),
+            ) from error
 
 
 def on_device(tensor: Any) -> bool:

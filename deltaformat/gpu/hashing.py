@@ -59,9 +59,10 @@ def hash_blocks(
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     found = [np.empty((0, DIGEST_SIZES[algorithm]), np.uint8)]
     for batch in batches(given):
-        table = BlockTable.of(flat_views(given[number] for number in batch), block_bytes)
-        digests = digests_of(table, algorithm, engine=engine)
-        found.extend(Download([digests], "digests").take())
+        with current(given[batch[0]].device):
+            table = BlockTable.of(flat_views(given[number] for number in batch), block_bytes)
+            digests = digests_of(table, algorithm, engine=engine)
+            found.extend(Download([digests], "digests").take())
     return np.concatenate(found)
 
 

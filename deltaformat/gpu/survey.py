@@ -201,7 +201,8 @@ class Survey:
         return CorruptError(
             ErrorCode.DIGEST_MISMATCH,
             "what came from the device does not have the digest that was computed there: the tensor was"
-            " changed while it was committed, or the device is at fault; nothing was committed",
+            " changed while it was committed, or the device or its driver is at fault; nothing was committed."
+            ' Policy(device="off") copies weights to the host and computes there',
             where=f"tensor {name[:200]!a}, block {block}",
         )
 

@@ -185,6 +185,8 @@ def test_batches_bound_the_copies(monkeypatch):
     tensors = [torch.from_numpy(octets(n, 1600)).view(40, 40).T for n in range(3)]
     plain = [torch.from_numpy(octets(n, 1600)) for n in range(3)]
     assert table.batches([*tensors, *plain]) == [[0], [1], [2, 3, 4, 5]]
+    mixed = [plain[0], torch.empty(3, device="meta"), plain[1], torch.empty(3, device="meta")]
+    assert table.batches(mixed) == [[0, 2], [1, 3]]
     found = hash_blocks([*tensors, *plain], block_bytes=256)
     flat = [tensor.contiguous().reshape(-1).numpy() for tensor in tensors] + [t.numpy() for t in plain]
     assert np.array_equal(found, expected(flat, 256, "xxh3-128"))
@@ -254,6 +256,8 @@ def test_an_old_triton_does_not_serve(monkeypatch):
     triton = pytest.importorskip("triton")
     cuda = torch.device("cuda")
     monkeypatch.setenv("CC", "cc")
+    assert choose_engine("auto", cuda) == "torch"  # here kernels are interpreted
+    monkeypatch.delenv("TRITON_INTERPRET")
     assert choose_engine("auto", cuda) == "triton"
     monkeypatch.setattr(triton, "__version__", "3.2.0")
     assert choose_engine("auto", cuda) == "torch"
@@ -267,6 +271,7 @@ def test_without_a_compiler(monkeypatch):
     """Triton makes a launcher in C for each kernel; a slim container has no compiler."""
     pytest.importorskip("triton")
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setenv("PATH", "/nowhere")
     assert choose_engine("auto", torch.device("cuda")) == "torch"
 
@@ -282,7 +287,7 @@ def test_memory_that_runs_out(monkeypatch):
 
 def test_without_a_gpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(UnsupportedError, match="CUDA devices only"):
+    with pytest.raises(UnsupportedError, match="run on CUDA devices, and in its interpreter"):
         hash_blocks(torch.zeros(3), block_bytes=256, engine="triton")
 
 

@@ -94,13 +94,17 @@ def choose_engine(engine: str, device: Any) -> Literal["torch", "triton"]:
         )
     if engine == "torch":
         return "torch"
+    # The interpreter reads addresses as the host's, so it is for the host's tensors alone.
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    possible = interpreted != (device.type == "cuda")
     if engine == "auto":
-        served = device.type == "cuda" and _has_compiler() and not _without_triton()
+        served = device.type == "cuda" and possible and _has_compiler() and not _without_triton()
         return "triton" if served else "torch"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if not possible:
         raise UnsupportedError(
             ErrorCode.NOT_SUPPORTED,
-            'Triton\'s kernels run on CUDA devices only; use engine="torch" here',
+            "Triton's kernels run on CUDA devices, and in its interpreter (TRITON_INTERPRET=1) on the CPU"
+            ' only; use engine="torch" here',
             where=str(device),
         )
     load_triton("xxh3_triton")  # says what to install
@@ -122,8 +126,8 @@ def current(device: Any) -> Iterator[None]:
             said = str(error).partition("\n")[0][:200]
             raise LimitError(
                 ErrorCode.LIMIT_EXCEEDED,
-                f"the device has not enough memory left ({said}); free some, give fewer tensors at a time, or let"
-                ' a writer do without it: Policy(device_baseline=False), or device="off"',
+                f"the device has not enough memory left ({said}); free some, give fewer tensors at a time, or"
+                ' let a writer do without it: Policy(device_baseline=False), or device="off"',
                 where=str(device),
             ) from error
 

@@ -57,13 +57,16 @@ def hash_blocks(
     if algorithm not in DIGEST_SIZES:
         get_digest(algorithm)  # says what is wrong
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    found = [np.empty((0, DIGEST_SIZES[algorithm]), np.uint8)]
+    nothing = np.empty((0, DIGEST_SIZES[algorithm]), np.uint8)
+    found = [nothing] * len(given)
     for batch in batches(given):
         with current(given[batch[0]].device):
             table = BlockTable.of(flat_views(given[number] for number in batch), block_bytes)
             digests = digests_of(table, algorithm, engine=engine)
-            found.extend(Download([digests], "digests").take())
-    return np.concatenate(found)
+            (rows,) = Download([digests], "digests").take()
+        for place, number in enumerate(batch):
+            found[number] = rows[table.first[place] : table.first[place + 1]]
+    return np.concatenate([nothing, *found])
 
 
 def digests_of(table: BlockTable, algorithm: str, *, engine: Engine = "auto") -> Any:

@@ -106,24 +106,25 @@ def _needs_copy(tensor: Any) -> bool:
 
 
 def batches(tensors: Sequence[Any]) -> list[list[int]]:
-    """Divide tensors into runs of one device each whose copies, where any are needed, take bounded memory.
+    """Divide tensors by device, and so that the copies of those that need one take bounded memory.
 
     Raises:
         MalformedError: One is not a torch tensor.
     """
     found: list[list[int]] = []
-    copied, device = 0, None
+    open_batches: dict[Any, tuple[list[int], int]] = {}
     for number, tensor in enumerate(tensors):
         if not is_torch(tensor):
             raise MalformedError(
                 ErrorCode.INPUT_INVALID, f"{type_name(tensor)} is no torch tensor", where=f"tensor {number}"
             )
         extra = tensor.numel() * tensor.element_size() if _plain(tensor) and _needs_copy(tensor) else 0
-        if not found or tensor.device != device or (extra and copied + extra > COPIED_BYTES):
-            found.append([])
-            copied, device = 0, tensor.device
-        found[-1].append(number)
-        copied += extra
+        batch, copied = open_batches.get(tensor.device, ([], 0))
+        if not batch or (extra and copied + extra > COPIED_BYTES):
+            batch, copied = [], 0
+            found.append(batch)
+        batch.append(number)
+        open_batches[tensor.device] = batch, copied + extra
     return found
 
 

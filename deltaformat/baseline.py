@@ -17,7 +17,7 @@ import numpy.typing as npt
 from deltaformat.blocks import block_count, block_lengths, block_range
 from deltaformat.encodings import copy_changed
 from deltaformat.encodings.strata import Positions
-from deltaformat.gpu.transfer import pinned_bytes
+from deltaformat.gpu.transfer import PinnedMemory
 
 __all__ = ["Baseline", "Held"]
 
@@ -98,6 +98,7 @@ class Baseline:
         self._block_bytes = block_bytes
         self._digest_bytes = digest_bytes
         self._held: dict[str, Held] = {}
+        self._pinned = PinnedMemory()
 
     def get(self, name: str) -> Held | None:
         """What is held of the tensor `name`."""
@@ -115,7 +116,7 @@ class Baseline:
             return old, old
         count = block_count(nbytes, self._block_bytes)
         new = Held(
-            pinned_bytes(nbytes, pinned=pinned),
+            self._pinned.take(nbytes) if pinned else np.empty(nbytes, np.uint8),
             np.zeros((count, self._digest_bytes), np.uint8),
             np.zeros(count, np.bool_),
             np.zeros((count, self._digest_bytes), np.uint8),

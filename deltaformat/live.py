@@ -20,7 +20,7 @@ from deltaformat.encodings import Changes, changed_positions
 from deltaformat.encodings.streams import fitting_width
 from deltaformat.errors import CorruptError, ErrorCode, InconsistentError
 from deltaformat.gpu.applying import apply_to, in_place
-from deltaformat.gpu.diffing import BlockDiff
+from deltaformat.gpu.diffing import WINDOW_BYTES, BlockDiff, cut_windows
 from deltaformat.gpu.engines import Engine, load_torch, on_device
 from deltaformat.gpu.hashing import digests_of
 from deltaformat.gpu.table import BlockTable
@@ -74,9 +74,7 @@ class Live:
         self._table = BlockTable.of(views, block_bytes)
         self._version = version
         self.verify()
-        self._mirror: dict[str, Bytes] = dict(
-            zip(self._names, Download(views, "weights").take() if views else [], strict=True)
-        )
+        self._mirror = dict(zip(self._names, _to_host(views), strict=True))
 
     @property
     def version(self) -> Version:
@@ -219,6 +217,23 @@ class Live:
             for number, name in enumerate(self._names)
         }
         check_state(state, version.map)
+
+
+def _to_host(views: list[Any]) -> list[Bytes]:
+    """Tensors' bytes in memory of their own, copied in windows of bounded memory."""
+    copies = [np.empty(view.numel(), np.uint8) for view in views]
+    parts = [
+        (number, start, min(start + WINDOW_BYTES, view.numel()))
+        for number, view in enumerate(views)
+        for start in range(0, view.numel(), WINDOW_BYTES)
+    ]
+    sizes = np.array([stop - start for _, start, stop in parts], np.int64)
+    for window in cut_windows(np.arange(len(parts)), sizes, WINDOW_BYTES):
+        chosen = [parts[part] for part in window]
+        arrived = Download([views[number][start:stop] for number, start, stop in chosen], "weights").take()
+        for (number, start, stop), content in zip(chosen, arrived, strict=True):
+            copies[number][start:stop] = content
+    return copies
 
 
 def _described(version: VersionMap) -> dict[str, tuple[str, tuple[int, ...]]]:

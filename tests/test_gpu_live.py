@@ -92,6 +92,22 @@ def test_only_changes_cross():
     assert crossed == {("up", "changes"): 6 * changed, ("down", "digests"): digests, ("host", "waits"): 1}
 
 
+def test_what_begins_crosses_in_windows(run, monkeypatch):
+    """All weights cross once, many tensors at a time, and none takes more memory than a window."""
+    store, states = run
+    tensors = contiguous(states[0])
+    size = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
+    for window, most in ((1 << 20, 1), (700, 24)):
+        monkeypatch.setattr(live_module, "WINDOW_BYTES", window)
+        before = traffic.snapshot()
+        live = Live(store.version(step=0), tensors, engine="torch")
+        crossed = traffic.snapshot() - before
+        assert crossed["down", "weights"] == size
+        assert crossed["host", "waits"] <= 1 + most
+    live.advance(store.version(step=1))
+    assert same(tensors, states[1])
+
+
 def test_tied_tensors(run):
     """Two names of one memory are changed once."""
     store, states = run

@@ -18,7 +18,7 @@ from writertools import make, memory
 import deltaformat as df
 from deltaformat.errors import CorruptError, InconsistentError, MalformedError, StoreError, UnsupportedError
 from deltaformat.gpu import survey
-from deltaformat.gpu.transfer import traffic
+from deltaformat.gpu.transfer import PinnedMemory, traffic
 from deltaformat.torch import Live
 
 KEPT = [False, True]
@@ -334,6 +334,22 @@ def test_downloads_are_in_one_place():
             node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
         }
         assert path.name == "transfer.py" or not used & {"cpu", "numpy", "item", "untyped_storage"}, path.name
+
+
+def test_page_locked_memory_comes_in_slabs():
+    asked = []
+
+    def allocate(nbytes):
+        asked.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    memory = PinnedMemory(allocate, slab_bytes=1024)
+    parts = [memory.take(size) for size in (100, 60, 0, 600, 512, 300, 1)]
+    assert asked == [1024, 600, 1024]
+    assert [part.size for part in parts] == [100, 60, 0, 600, 512, 300, 1]
+    for number, part in enumerate(parts, 1):
+        part[:] = number
+    assert all((part == number).all() for number, part in enumerate(parts, 1))
 
 
 def test_nothing_stays_on_the_device_without_being_asked_for():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from deltaformat.blocks import Bytes
 from deltaformat.gpu.engines import load_torch
 
-__all__ = ["Cargo", "Download", "Traffic", "pinned_bytes", "traffic", "upload", "upload_table"]
+__all__ = ["Cargo", "Download", "PinnedMemory", "Traffic", "traffic", "upload", "upload_table"]
 
 Cargo = Literal["digests", "counts", "changes", "weights"]
 """What crosses: digests, numbers of changes, positions and differences, or bytes of weights."""
@@ -54,10 +55,37 @@ class Traffic:
 traffic = Traffic()
 
 
-def pinned_bytes(nbytes: int, *, pinned: bool) -> Bytes:
-    """Host memory; with `pinned`, page-locked, so that copies to and from a device run beside other work."""
-    if not pinned or not nbytes:
-        return np.empty(nbytes, np.uint8)
+class PinnedMemory:
+    """Page-locked host memory, so that copies to a device run beside other work.
+
+    torch rounds each allocation up to a power of two, so many are cut out of one slab; a slab is given back
+    when nothing uses a part of it any more.
+
+    Args:
+        allocate: What makes a slab of so many bytes.
+        slab_bytes: A power of two; what is larger than half of it is allocated by itself.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int], Bytes] | None = None, *, slab_bytes: int = 512 << 20
+    ) -> None:
+        self._allocate = allocate if allocate is not None else _pinned
+        self._slab_bytes = slab_bytes
+        self._slab: Bytes = np.empty(0, np.uint8)
+        self._used = 0
+
+    def take(self, nbytes: int) -> Bytes:
+        """Memory of `nbytes`, at a multiple of 64 in its slab."""
+        if nbytes > self._slab_bytes // 2:
+            return self._allocate(nbytes)
+        if self._used + nbytes > self._slab.size:
+            self._slab, self._used = self._allocate(self._slab_bytes), 0
+        start = self._used
+        self._used = -(-(start + nbytes) // 64) * 64
+        return self._slab[start : start + nbytes]
+
+
+def _pinned(nbytes: int) -> Bytes:
     torch = load_torch()
     found: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return found

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from deltaformat.redaction import redact
+
 __all__ = [
     "CommitUnknown",
     "ConflictError",
@@ -107,6 +109,8 @@ class DeltaFormatError(Exception):
         code: What happened; its class must be this exception's `error_class`.
         message: One sentence: what is wrong and what to do.
         where: The object key, tensor, block or argument concerned.
+
+    Neither shows credentials of a URL, whoever put it there (DF-SEC-02).
     """
 
     error_class = ""
@@ -114,10 +118,10 @@ class DeltaFormatError(Exception):
     def __init__(self, code: ErrorCode, message: str, *, where: str = "") -> None:
         if self.error_class and code.error_class != self.error_class:
             raise TypeError(f"{type(self).__name__} cannot carry {code.value}, a {code.error_class} code")
-        super().__init__(message)
         self.code = code
-        self.message = message
-        self.where = where
+        self.message = redact(message)
+        self.where = redact(where)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         """One line: where, message, code. Names come from anywhere: what would not print is escaped."""

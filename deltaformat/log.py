@@ -33,7 +33,7 @@ from deltaformat.judge import (
     trust,
 )
 from deltaformat.keys import TAIL_HINT, record_key
-from deltaformat.recordcreate import Retry, create_record
+from deltaformat.recordcreate import create_record
 from deltaformat.recordreader import Neighbours, RecordReader
 from deltaformat.records import (
     Claim,
@@ -46,6 +46,7 @@ from deltaformat.records import (
     parse_record,
     record_hash,
 )
+from deltaformat.retrying import Retry
 from deltaformat.storage import NotStoredError, Storage
 
 __all__ = ["Appended", "Log", "LogEntry", "Retry", "new_nonce", "utc_now"]

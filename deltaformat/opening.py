@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from deltaformat.blockcache import BlockCache
@@ -37,15 +37,18 @@ def create(
     block_bytes: int = DEFAULT_BLOCK_BYTES,
     digest: str = "xxh3-128",
     exist_ok: bool = False,
+    storage_options: Mapping[str, str] | None = None,
 ) -> Store:
     """Make a new, empty store.
 
     Args:
-        url: A path, `file:///path`, `memory://name`, or a `Storage`.
+        url: A path, `file:///path`, `memory://name`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+            `az://container/prefix`, `hf://buckets/namespace/name/prefix`, or a `Storage`.
         block_bytes: Block size in bytes, a power of two from 256 to 64 MiB; 4 MiB is recommended above 200
             billion parameters.
         digest: `xxh3-128`, or `blake3-256` where writers are not trusted or a root must be evidence (SPEC 7).
         exist_ok: Open the store that is there instead of failing; its block size and digest stand.
+        storage_options: For buckets: options of the client, which come before the environment (see `open`).
 
     Raises:
         ConflictError: there is a store already (already-exists).
@@ -54,7 +57,7 @@ def create(
     """
     check_block_bytes(block_bytes, where="block_bytes")
     get_digest(digest)
-    storage = open_storage(url, create=True)
+    storage = open_storage(url, create=True, options=storage_options)
     _check_no_orphan(storage)
     descriptor = Descriptor(uuid=secrets.token_hex(16), digest=digest, block_bytes=block_bytes, time=_now())
     if not storage.create(DESCRIPTOR, encode_descriptor(descriptor)):
@@ -79,11 +82,12 @@ def open(
     memory_budget: int = MEMORY_BUDGET,
     threads: int = 2,
     allow_external: Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
 ) -> Store:
     """Open a store.
 
     Args:
-        url: A path, `file:///path`, `memory://name`, or a `Storage`.
+        url: As for `create`; `https://host/path` can be read, too.
         cache: A local directory that keeps decoded blocks, each verified again when it is used; one that only
             you can write to, since `xxh3-128` does not stop who can choose the bytes.
         cache_bytes: Bytes the cache may take.
@@ -91,13 +95,17 @@ def open(
         threads: Blocks decoded at a time.
         allow_external: Prefixes of URLs that may be read beside Hugging Face files at a commit (SPEC 10.2),
             such as `file:///data/base/`.
+        storage_options: For buckets: options of the client by their names in obstore, such as `endpoint` and
+            `region`, which come before the environment; `timeout`, the seconds that a small request may take
+            (30), and `retry_seconds`, how long a request that fails is tried again (30). Credentials are best
+            left to the environment, or the profile or token that the bucket's own tools use.
 
     Raises:
         MissingError: there is no store (store-missing).
         MalformedError, CorruptError, UnsupportedError: its descriptor is not one this version reads.
         StoreError: the storage failed.
     """
-    storage = open_storage(url)
+    storage = open_storage(url, options=storage_options)
     try:
         data = storage.get(DESCRIPTOR, limit=MAX_DESCRIPTOR_BYTES)
     except MissingError:

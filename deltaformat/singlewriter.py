@@ -14,11 +14,16 @@ __all__ = ["SingleWriterStorage"]
 class SingleWriterStorage:
     """Looks before it creates.
 
+    Attributes:
+        exclusive_create: False; see `Storage`.
+
     That is no protection against a second writer: the user has promised that there is none.
 
     Args:
         storage: The storage; all else is passed on to it.
     """
+
+    exclusive_create = False
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

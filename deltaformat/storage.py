@@ -6,14 +6,14 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
-from deltaformat.blocks import Buffer, Bytes, byte_view
+from deltaformat.blocks import Buffer, Bytes
 from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
@@ -24,24 +24,19 @@ from deltaformat.errors import (
     StoreError,
     UnsupportedError,
 )
-from deltaformat.keys import parse_key, probe_key
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+from deltaformat.keys import probe_key
 
 __all__ = [
     "Buffers",
     "Data",
     "NotStoredError",
     "ObjectInfo",
-    "ObstoreStorage",
     "Ranges",
     "ReadsInto",
     "Storage",
     "chunks_of",
     "open_storage",
     "probe",
-    "redact",
 ]
 
 Data: TypeAlias = Buffer | Sequence[Buffer]
@@ -73,6 +68,9 @@ class Storage(Protocol):
     Every method raises `MalformedError` for a key outside the grammar of SPEC 6, and `StoreError`
     (store-failed) where the store fails; no message holds credentials (DF-SEC-02). Only absence is told as
     absence (DF-STO-04).
+
+    A storage whose *create* is more than one operation of the store (look, then put) says so by an attribute
+    `exclusive_create` that is False: no probe from outside could find that out.
     """
 
     @property
@@ -172,169 +170,8 @@ def missing(key: str) -> MissingError:
     return MissingError(ErrorCode.OBJECT_MISSING, "is not in the store", where=key)
 
 
-_USERINFO = re.compile(r"(?<=://)[^/\s@]*@")
-_QUERY = re.compile(r"\?[^\s\"')>]+")
-
-
-def redact(text: str) -> str:
-    """The first line of an error's text, without user information and queries of URLs (DF-SEC-02)."""
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return _QUERY.sub("?…", _USERINFO.sub("", line))[:500]
-
-
-_SINGLE_PUT_BYTES: Final = 256 << 20
-
-
-class ObstoreStorage:
-    """A store behind obstore: memory, and any other of its stores.
-
-    obstore's runtime has threads, which a forked child does not have: start processes that use it by "spawn"
-    or "forkserver", not by "fork". (`LocalStorage` has none, and may be used in a forked child.)
-
-    Args:
-        store: One of obstore's stores.
-        url: Where it is, without credentials.
-    """
-
-    def __init__(self, store: ObjectStore, url: str) -> None:
-        self._store = store
-        self._url = url
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        """Where it is, without credentials."""
-        return self._url
-
-    def get(self, key: str, *, limit: int | None = None) -> bytes:
-        """Return a whole object."""
-        import obstore
-
-        parse_key(key)
-        try:
-            result = obstore.get(self._store, key)
-            check_size(key, result.meta["size"], limit)
-            return bytes(result.bytes())
-        except DeltaFormatError:
-            raise
-        except Exception as error:
-            raise _obstore_error(error, key) from None
-
-    def get_ranges(self, key: str, ranges: Ranges) -> Buffers:
-        """Return byte ranges of one object."""
-        import obstore
-
-        parse_key(key)
-        for start, length in ranges:
-            check_range(key, start, length)
-        if not ranges:
-            return []
-        try:
-            found = obstore.get_ranges(
-                self._store,
-                key,
-                starts=[start for start, _ in ranges],
-                lengths=[length for _, length in ranges],
-                coalesce=0,  # the plan has coalesced already; the default would read gaps of up to 1 MiB
-            )
-        except Exception as error:
-            raise _range_error(error, key) from None
-        for (start, length), buffer in zip(ranges, found, strict=True):
-            check_length(key, start, length, len(buffer))
-        return [memoryview(buffer) for buffer in found]
-
-    def put(self, key: str, data: Data) -> None:
-        """Store an object, whether or not there is one."""
-        self._put(key, data, create=False)
-
-    def create(self, key: str, data: Data) -> bool:
-        """Store an object if there is none."""
-        return self._put(key, data, create=True)
-
-    def _put(self, key: str, data: Data, *, create: bool) -> bool:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
-        parse_key(key)
-        chunks = [byte_view(chunk) for chunk in chunks_of(data)]
-        # One request where it can be: an upload in parts that is cut off leaves parts behind that cost money.
-        parts = not create and sum(chunk.nbytes for chunk in chunks) > _SINGLE_PUT_BYTES
-        try:
-            obstore.put(
-                self._store,
-                key,
-                iter(chunks),
-                mode="create" if create else "overwrite",
-                use_multipart=parts,
-                chunk_size=16 << 20,
-            )
-        except Exception as error:
-            if create and isinstance(error, AlreadyExistsError):
-                return False
-            raise _obstore_error(error, key) from None
-        return True
-
-    def head(self, key: str) -> ObjectInfo:
-        """Return an object's size and time."""
-        import obstore
-
-        parse_key(key)
-        try:
-            return _info(obstore.head(self._store, key))
-        except Exception as error:
-            raise _obstore_error(error, key) from None
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Iterate over the objects below `prefix`."""
-        import obstore
-
-        check_prefix(prefix)
-        try:
-            for batch in obstore.list(self._store, prefix or None):
-                yield from map(_info, batch)
-        except Exception as error:
-            raise _obstore_error(error, prefix) from None
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there are ignored."""
-        import obstore
-
-        for key in keys:
-            parse_key(key)
-        try:
-            obstore.delete(self._store, list(keys))
-        except FileNotFoundError:
-            # Some stores stop at the first that is missing: go one by one.
-            if len(keys) > 1:
-                for key in keys:
-                    self.delete([key])
-        except Exception as error:
-            raise _obstore_error(error, keys[0]) from None
-
-
-def _info(meta: Any) -> ObjectInfo:
-    return ObjectInfo(meta["path"], meta["size"], meta["last_modified"])
-
-
-def _obstore_error(error: Exception, key: str) -> DeltaFormatError:
-    if isinstance(error, FileNotFoundError):
-        return missing(key)
-    return StoreError(ErrorCode.STORE_FAILED, f"the store failed: {redact(str(error))}", where=key)
-
-
-def _range_error(error: Exception, key: str) -> DeltaFormatError:
-    """Stores differ in how they say that a range reaches beyond the end."""
-    text = redact(str(error))
-    if type(error).__name__ == "GenericError" and "range" in text.lower():
-        return CorruptError(ErrorCode.SIZE_MISMATCH, f"is shorter than it must be ({text})", where=key)
-    return _obstore_error(error, key)
-
-
 # -- opening -------------------------------------------------------------------------------------------------
 
-SCHEMES: Final = ("file://", "memory://")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
 
@@ -342,20 +179,46 @@ _memory: dict[str, Storage] = {}
 _memory_lock = threading.Lock()
 
 
-def open_storage(url: str | os.PathLike[str] | Storage, *, create: bool = False) -> Storage:
+def open_storage(
+    url: str | os.PathLike[str] | Storage,
+    *,
+    create: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Storage:
     """Open a store's place.
 
     Args:
-        url: A path, `file:///path`, `memory://name` (one store of that name per process), or a `Storage`,
-            which is returned as it is.
-        create: Make the directory where there is none.
+        url: A path, `file:///path`, `memory://name` (one store of that name per process), `s3://`, `gs://`,
+            `az://`, `hf://buckets/` (each with a bucket and a prefix), `http(s)://` (read-only), or a
+            `Storage`, which is returned as it is.
+        create: Make the directory where there is none. Buckets are not made.
+        options: Of the client, where there is one (see `deltaformat.buckets.open_bucket`).
 
     Raises:
         MissingError: There is no such directory (store-missing).
         UnsupportedError: A scheme that this version does not open.
-        MalformedError: A URL that cannot be meant.
-        StoreError: The directory cannot be made or read.
+        MalformedError: A URL that cannot be meant, or options for what has none.
+        StoreError: The directory cannot be made or read, or credentials are named that cannot be had.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise MalformedError(ErrorCode.INPUT_INVALID, "a mapping of names to values", where="storage_options")
+    match = _SCHEME.match(url) if isinstance(url, str) else None
+    scheme = match[1].lower() if match is not None else ""
+    if scheme in ("s3", "gs", "az", "http", "https"):
+        from deltaformat.buckets import open_bucket
+
+        return open_bucket(scheme, str(url), options or {})
+    if scheme == "hf":
+        from deltaformat.hubstorage import open_hub_bucket
+
+        return open_hub_bucket(str(url), options or {})
+    if options:
+        raise MalformedError(ErrorCode.INPUT_INVALID, "only buckets have options", where="storage_options")
+    return _open_here(url, scheme, create=create)
+
+
+def _open_here(url: str | os.PathLike[str] | Storage, scheme: str, *, create: bool) -> Storage:
+    """Open what needs no client: directories, memory, what the caller made."""
     from deltaformat.localstorage import LocalStorage
 
     if isinstance(url, os.PathLike):
@@ -368,12 +231,10 @@ def open_storage(url: str | os.PathLike[str] | Storage, *, create: bool = False)
         return url
     if not url:
         raise MalformedError(ErrorCode.INPUT_INVALID, "an empty path; the directory itself is .", where="url")
-    match = _SCHEME.match(url)
-    if match is None:
+    if not scheme:
         return LocalStorage(url, create=create)
-    scheme, rest = match[1].lower(), url[match.end() :]
     if scheme == "memory":
-        return _open_memory(rest)
+        return _open_memory(url[len("memory://") :])
     if scheme == "file":
         try:
             parts = urlsplit(url)
@@ -385,13 +246,16 @@ def open_storage(url: str | os.PathLike[str] | Storage, *, create: bool = False)
     # The rest of the URL may hold credentials: name the scheme only (DF-SEC-02).
     raise UnsupportedError(
         ErrorCode.NOT_SUPPORTED,
-        f"cannot open {scheme}:// URLs; use a path, {' or '.join(SCHEMES)}",
+        f"cannot open {scheme}:// URLs; use a path, file://, memory://, s3://, gs://, az://, https:// or"
+        " hf://buckets/",
         where="url",
     )
 
 
 def _open_memory(name: str) -> Storage:
     from obstore.store import MemoryStore
+
+    from deltaformat.objectstorage import ObstoreStorage
 
     if _MEMORY_NAME.fullmatch(name) is None:
         raise MalformedError(ErrorCode.INPUT_INVALID, "a memory URL is memory://name", where="url")
@@ -409,6 +273,8 @@ def probe(storage: Storage) -> None:
     """
     key = probe_key(secrets.token_hex(16))
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
+    if not getattr(storage, "exclusive_create", True):
+        raise _unsafe("this kind of store has no *create*: two writers could both win", storage.url)
     try:
         if _find(storage, key) is not None:
             raise _unsafe("a fresh key is not missing", key)
@@ -424,7 +290,7 @@ def probe(storage: Storage) -> None:
         if _find(storage, key) != first:
             raise _unsafe("an object was changed although its creation was refused", key)
     finally:
-        with suppress(StoreError, MissingError):
+        with suppress(DeltaFormatError):
             storage.delete([key])
 
 

@@ -10,8 +10,9 @@ from deltaformat.errors import MissingError
 from deltaformat.history import State, ancestors_for
 from deltaformat.keys import TAIL_HINT, record_key
 from deltaformat.log import Log, Retry
+from deltaformat.objectstorage import ObstoreStorage
 from deltaformat.records import Record, parse_record
-from deltaformat.storage import ObstoreStorage, Storage
+from deltaformat.storage import Storage
 
 _numbers = itertools.count()
 

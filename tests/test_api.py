@@ -20,7 +20,7 @@ MAX_LINES = 450
 # From the bottom up: a module imports from its own group and from those above it in this list, and nothing
 # in a circle.
 LAYERS = {
-    "errors": ["errors"],
+    "errors": ["errors", "redaction"],
     "values": [
         "arrow_guard",
         "blocks",
@@ -75,7 +75,17 @@ LAYERS = {
         "gpu.xxh3_triton",
     ],
     "files": ["checkpoint", "export"],
-    "storage": ["localstorage", "singlewriter", "storage"],
+    "storage": [
+        "awsprofiles",
+        "buckets",
+        "hubstorage",
+        "localstorage",
+        "objectstorage",
+        "readonly",
+        "retrying",
+        "singlewriter",
+        "storage",
+    ],
     "log I/O": ["log", "recordcreate", "recordreader"],
     "blocks I/O": ["blockcache", "context", "rebuild", "sources"],
     "reading": ["live", "reader", "statedigests"],
@@ -114,6 +124,7 @@ LAYERS = {
         "bench.stores",
         "bench.synthetic",
     ],
+    "for tests of others": ["testing"],
 }
 PURE = ("errors", "values", "codec", "objects", "log", "frameworks")  # no input or output
 SEEING = (

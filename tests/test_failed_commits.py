@@ -19,7 +19,7 @@ from deltaformat.errors import (
     MalformedError,
     StoreError,
 )
-from deltaformat.recordcreate import Retry
+from deltaformat.retrying import Retry
 
 # -- in the background ---------------------------------------------------------------------------------------
 

@@ -260,8 +260,10 @@ class Log:
             StoreError: The store failed and nothing was written.
         """
         with self._writing:
+            first = True
             while True:
-                state, known = self._before_append(kind)
+                state, known = self._before_append(kind, first)
+                first = False
                 own = members(state)
                 self._check_barred(kind, own)
                 record = draft(kind, state, known, nonce=new_nonce(), time=utc_now(), **own)
@@ -357,9 +359,12 @@ class Log:
 
     # -- the commit ------------------------------------------------------------------------------------------
 
-    def _before_append(self, kind: type[Record]) -> tuple[State, WriterKnowledge]:
+    def _before_append(self, kind: type[Record], first: bool) -> tuple[State, WriterKnowledge]:
         if kind is not Retire:
-            return self.tail(), _AllOfLog(self)
+            # A writer has looked before it staged; where that is stale, *create* collides. Not looking again
+            # spares every commit a round trip.
+            state = self._state if kind is Commit and first else None
+            return state or self.tail(), _AllOfLog(self)
         history = (
             self.history()
         )  # many commits are asked for: by single look-ups that would take quadratic time

@@ -195,7 +195,7 @@ def stop(root: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sign)
         deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline and any([_alive(pid) for pid in pids]):  # each, to reap it
+        while time.monotonic() < deadline and sum(map(_alive, pids)):  # each, to reap it
             time.sleep(0.02)
     shutil.rmtree(root, ignore_errors=True)
 

@@ -1,0 +1,105 @@
+"""What runs in other processes in the tests of buckets, started by "spawn": writers that race, followers that
+check every bit.
+"""
+
+import random
+import time
+from functools import partial
+
+from tinystore import content, truth, weights
+
+import deltaformat as df
+from deltaformat import buckets
+from deltaformat.errors import CommitUnknown, ConflictError, StoreError
+from deltaformat.retrying import Retry
+
+POLICY = df.Policy(max_chain=4)
+SEEDS = {"main": 0, "left": 1, "middle": 2, "right": 3}
+"""The weights of a branch's steps follow from its seed and the step."""
+
+
+def hasten():
+    """Pause a tenth as long between tries as users' programs do: everything is a loopback away here."""
+    buckets.Retry = partial(Retry, first=0.01, longest=0.3)
+
+
+def race(url, options, own, commits, barrier):
+    """Commit so many times: to a branch of its own, and now and then to main, which all take from each other.
+
+    Returns:
+        (seq, branch, step) of each commit acknowledged, (branch, step) of those whose outcome stayed unknown,
+        and how many conflicts were told.
+    """
+    hasten()
+    rng = random.Random(own)
+    store = df.open(url, storage_options=options)
+    acknowledged, unknown, conflicts = [], [], 0
+    barrier.wait()
+    while len(acknowledged) < commits:
+        branch = "main" if rng.random() < 0.4 else own
+        try:
+            with store.writer(branch, policy=POLICY) as writer:
+                head = store.branches()[branch].step
+                step = 0 if head is None else head + 1
+                for _ in range(rng.randint(1, 8)):
+                    try:
+                        info = writer.commit(
+                            step=step, tensors=weights(step, SEEDS[branch]), metadata={"of": own}
+                        )
+                    except CommitUnknown:
+                        unknown.append((branch, step))
+                        break
+                    assert info.created, (branch, step)
+                    acknowledged.append((info.seq, branch, step))
+                    step += 1
+                    if len(acknowledged) == commits:
+                        break
+        except ConflictError:
+            assert branch == "main", "nobody else writes to a branch of one's own"
+            conflicts += 1
+            time.sleep(0.02 + rng.random() * 0.1)
+        except CommitUnknown:
+            continue  # of the claim: take it again
+        except StoreError as error:
+            if "the store failed" not in error.message:
+                raise
+    return acknowledged, unknown, conflicts
+
+
+def follow(url, options, branch, last, barrier):
+    """Follow a branch to step `last`, from version to version; every one is compared bit by bit.
+
+    Returns:
+        The steps that were seen, in order.
+    """
+    hasten()
+    store = df.open(url, storage_options=options)
+    seen, previous, tensors = [], None, {}
+    barrier.wait()
+    while not seen or seen[-1] < last():
+        try:
+            version = store.version(branch=branch)
+            if previous is not None and version.seq == previous.seq:
+                time.sleep(0.02)
+                continue
+            tensors = version.state_dict() if previous is None else version.follow(previous, tensors)
+        except df.errors.MissingError:
+            time.sleep(0.02)  # nothing there yet
+            continue
+        except StoreError as error:
+            if "the store failed" not in error.message:
+                raise
+            continue
+        assert content(tensors) == truth(version.step, SEEDS[branch]), f"step {version.step} differs"
+        previous = version
+        seen.append(version.step)
+    return seen
+
+
+def follow_until(url, options, branch, last, done, barrier):
+    """`follow`, until the event `done` is set and the head it leaves is reached."""
+
+    def wanted():
+        return last.value if done.is_set() else 1 << 60
+
+    return follow(url, options, branch, wanted, barrier)

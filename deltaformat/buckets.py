@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from deltaformat.awsprofiles import profile_options
-from deltaformat.errors import ErrorCode, MalformedError
+from deltaformat.errors import ErrorCode, MalformedError, StoreError
 from deltaformat.objectstorage import ObstoreStorage
 from deltaformat.readonly import ReadOnlyStorage
 from deltaformat.retrying import Retry
@@ -116,6 +116,12 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
         found = profile_options(values, os.environ)
         values, provider = {**found.config, **values}, found.provider
         values.setdefault("region", _region())
+    if scheme == "az" and not _names_account(values):
+        raise StoreError(
+            ErrorCode.STORE_FAILED,
+            "whose container? set AZURE_STORAGE_ACCOUNT_NAME, or account_name among the options",
+            where=place,
+        )
     endpoint = str(values.get("endpoint") or _endpoint(scheme))
 
     def make(*, client_options: ClientConfig, retry_config: RetryConfig) -> ObjectStore:
@@ -133,6 +139,12 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
         return store
 
     return make, place
+
+
+def _names_account(values: Mapping[str, object]) -> bool:
+    names = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR")
+    given = any("account_name" in name or "emulator" in name for name in values)
+    return given or any(os.environ.get(name) for name in names)
 
 
 def _region() -> str:

@@ -39,6 +39,13 @@ _SHOWN: Final = 300
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _RETRIED = re.compile(r", after [1-9][0-9]* retries")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
+_CREDENTIALS: Final = {  # by how the client calls itself in its errors
+    "Generic S3 error": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true"
+    " reads what is public",
+    "Generic GCS error": "GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+    "Generic MicrosoftAzure error": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or"
+    " AZURE_USE_AZURE_CLI=true after `az login`",
+}
 _MAY_PASS = {408, 409, 425, 429}  # and all from 500 on
 
 
@@ -173,11 +180,20 @@ class ObstoreStorage:
         import obstore
 
         check_prefix(prefix)
-        try:
-            for batch in obstore.list(self._small, prefix or None):
-                yield from map(_info, batch)
-        except Exception as error:
-            raise _told(error, prefix or self._url) from None
+        pauses, last = Pauses(self._retry), None
+        while True:
+            try:
+                for batch in obstore.list(self._small, prefix or None, offset=last):
+                    for meta in batch:
+                        yield _info(meta)
+                        last = meta["path"]
+                    pauses = Pauses(self._retry)
+                return
+            except Exception as error:
+                # Object stores list in order, so the listing goes on where it broke off. (Memory, which does
+                # not, does not fail in ways that pass.)
+                if not _may_pass(error) or not pauses.wait():
+                    raise _told(error, prefix or self._url) from None
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are ignored."""
@@ -260,11 +276,10 @@ def _told(error: Exception, key: str) -> DeltaFormatError:
     if kind == "GenericError" and (status == 416 or (status is None and _is_beyond(said))):
         return CorruptError(ErrorCode.SIZE_MISMATCH, f"is shorter than it must be ({said})", where=key)
     if _no_credentials(error):
-        advice = (
-            "no credentials were found; set them in the environment (for S3: AWS_ACCESS_KEY_ID and"
-            " AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_SKIP_SIGNATURE=true for what is public)"
+        how = next(
+            (advice for name, advice in _CREDENTIALS.items() if name in said), "see the client's manual"
         )
-        return StoreError(ErrorCode.STORE_FAILED, advice, where=key)
+        return StoreError(ErrorCode.STORE_FAILED, f"no credentials were found; set {how}", where=key)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         advice = (
             "access denied; check the credentials and what they allow (readers: get objects, and list the"

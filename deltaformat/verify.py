@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaformat.context import Context, load_map
-from deltaformat.errors import DeltaFormatError, ErrorCode, InconsistentError, MissingError, StoreError
+from deltaformat.errors import (
+    DeltaFormatError,
+    ErrorCode,
+    InconsistentError,
+    MissingError,
+    StoreError,
+    UnsupportedError,
+)
 from deltaformat.history import History
 from deltaformat.keys import record_key
 from deltaformat.mapcheck import check_fresh
@@ -126,7 +133,7 @@ class _Check:
         try:
             if not any(info.key > record_key(end) for info in storage.list("log/")):
                 return
-        except StoreError:
+        except (StoreError, UnsupportedError):
             return  # whoever reads need not be allowed to list (DF-STO-03)
         try:
             storage.get(record_key(end))  # it may have been written since the log was read

@@ -88,6 +88,7 @@ class _Shared:
     faults: Faults
     random: random.Random
     whole: Callable[[str], bytes] | None
+    overwrite: Callable[[str, bytes], object] | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: Counter[str] = field(default_factory=Counter)
     passed: list[Passed] = field(default_factory=list)
@@ -103,6 +104,7 @@ class FaultProxy:
         seed: For the dice.
         whole: Gets an object's path and gives all of it, for ranges that are ignored: without `Range` the
             client's signature would not fit.
+        overwrite: Puts an object, given its path and bytes: then `If-None-Match` is ignored.
     """
 
     def __init__(
@@ -112,11 +114,14 @@ class FaultProxy:
         *,
         seed: int = 0,
         whole: Callable[[str], bytes] | None = None,
+        overwrite: Callable[[str, bytes], object] | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         assert parts.hostname
         assert parts.port
-        self._shared = _Shared(parts.hostname, parts.port, faults or Faults(), random.Random(seed), whole)
+        self._shared = _Shared(
+            parts.hostname, parts.port, faults or Faults(), random.Random(seed), whole, overwrite
+        )
         handler = type("Handler", (_Handler,), {"shared": self._shared})
         self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -219,6 +224,9 @@ class _Handler(BaseHTTPRequestHandler):
             thread.start()
             time.sleep(shared.faults.late_seconds)  # the sender waits in vain
             return self._hang_up()
+        if shared.overwrite is not None and "if-none-match" in self.headers:
+            shared.overwrite(self.path, body)
+            return self._reply(200, {"etag": '"x"'}, b"")
         if fault == "delay":
             time.sleep(share * shared.faults.delay_seconds)
         status, reply_headers, data = self._forward(dict(self.headers), body)

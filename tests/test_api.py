@@ -78,6 +78,7 @@ LAYERS = {
     "storage": [
         "awsprofiles",
         "buckets",
+        "hubclient",
         "hubstorage",
         "localstorage",
         "objectstorage",

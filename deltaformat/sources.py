@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 from deltaformat.blocks import Buffer, Bytes, byte_view
@@ -18,7 +19,8 @@ from deltaformat.errors import (
     StoreError,
     UnsupportedError,
 )
-from deltaformat.external import check_external_url
+from deltaformat.external import check_external_url, parse_hub_url
+from deltaformat.hubclient import HubClient
 from deltaformat.keys import check_object, external_key, parse_key
 from deltaformat.localstorage import open_regular
 from deltaformat.packs import ExternalRef, PackEntry, PackRef
@@ -56,6 +58,8 @@ class Sources:
         self._storage = storage
         self._direct = storage if isinstance(storage, ReadsInto) else None
         self._allowed = tuple(allow_external)
+        self._hub: HubClient | None = None
+        self._hub_lock = threading.Lock()
 
     def ranges(self, ref: PackEntry, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         """Read ranges, each (offset, length) in bytes, of one pack.
@@ -69,7 +73,7 @@ class Sources:
             return self._storage.get_ranges(ref.key, ranges)
         try:
             self.check_allowed(ref.url)
-            return _read_external(ref, ranges)
+            return self._read_external(ref, ranges)
         except DeltaFormatError as error:
             # DF-EXT-03: one upload mends a base that is gone; without it the first error is what the user
             # must know.
@@ -87,6 +91,22 @@ class Sources:
     def direct(self) -> bool:
         """Whether the storage can read to where bytes are wanted."""
         return self._direct is not None
+
+    def _read_external(self, ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """Read an allowed URL.
+
+        It goes through no client of the store's, so none of its credentials go with it (DF-EXT-02). To the
+        Hub goes the token that its own tools use.
+        """
+        found = parse_hub_url(ref.url)
+        if found is None:
+            return _read_file(ref, ranges)
+        with self._hub_lock:
+            if self._hub is None:
+                self._hub = HubClient()
+            hub = self._hub
+        path = f"/{found.repository}/resolve/{found.revision}/{quote(found.path)}"
+        return hub.ranges(path, ranges, where=ref.url)
 
     def copied(self, ref: ExternalRef, wanted: tuple[int, int]) -> Buffer | None:
         """Read a range of the store's copy of an external object; None where there is none (DF-EXT-03)."""
@@ -108,12 +128,12 @@ class Sources:
 
         Raises:
             UnsafeError: external-refused (DF-EXT-01).
-            UnsupportedError: a kind of URL that is not fetched yet, and no copy in the store.
+            UnsupportedError: a kind of URL that is not fetched, and no copy in the store.
+            MissingError, CorruptError, StoreError: it is not there, too short, or not to be had.
         """
         if isinstance(ref, ExternalRef):
             self.check_allowed(ref.url)
-            if urlsplit(ref.url).scheme != "file" and self.copied(ref, (0, 1)) is None:
-                raise _unfetched(ref)
+            self.ranges(ref, [(ref.size - 1, 1)])
 
     def check_whole(self, ref: PackEntry) -> None:
         """Read a whole pack and check its size and SHA-256 (DF-KEY-02).
@@ -153,16 +173,13 @@ def sha256_of(ref: PackEntry) -> str | None:
 def _unfetched(ref: ExternalRef) -> UnsupportedError:
     return UnsupportedError(
         ErrorCode.NOT_SUPPORTED,
-        f"cannot fetch such URLs yet; put a copy of the object at {external_key(ref.sha256)} in the store",
+        f"such URLs are not fetched; put a copy of the object at {external_key(ref.sha256)} in the store",
         where=ref.url,
     )
 
 
-def _read_external(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-    """Read an allowed URL.
-
-    It goes through no client of the store's, so no credentials go with it (DF-EXT-02).
-    """
+def _read_file(ref: ExternalRef, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+    """Read an external object of this machine."""
     parts = urlsplit(ref.url)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise _unfetched(ref)

@@ -132,7 +132,8 @@ class Stager:
         Raises:
             UnsafeError: this store was not opened to read such URLs (`allow_external`), so nobody could read
                 the version here.
-            UnsupportedError: such URLs cannot be fetched yet, and the store has no copy of the files.
+            UnsupportedError, MissingError, CorruptError, StoreError: a file cannot be read from there, and
+                the store has no copy of it.
             ConflictError: another writer has claimed the branch.
         """
         step = check_step(step)

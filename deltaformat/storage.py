@@ -307,6 +307,6 @@ def _unsafe(what: str, key: str) -> StoreError:
     return StoreError(
         ErrorCode.CREATE_UNSAFE,
         f"create-if-absent cannot be trusted here: {what};"
-        " use another store, or open this one as its single writer",
+        " use another store, or, as its single writer, open the writer with single_writer=True",
         where=key,
     )

@@ -7,6 +7,7 @@ chunks a file is made; the server puts it together again from what it was sent.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import socket
@@ -163,6 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._api(parts[2:], body, parse_qs(url.query))
             if parts[0] == "buckets" and "resolve" in parts:
                 return self._resolve_bucket("/".join(parts[1:3]), "/".join(parts[4:]))
+            if parts[:2] == ["api", "models"]:
+                return self._model_info("/".join(parts[2:4]), *parts[4:6])
             return self._resolve_model("/".join(parts))
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - the names that the server calls
@@ -251,6 +254,25 @@ class _Handler(BaseHTTPRequestHandler):
             302, b"", {**headers, "location": f"{self.state.origin}/xet/{digest}?X-Signature=secret"}
         )
 
+    def _model_info(self, repository: str, what: str = "revision", revision: str = "main") -> None:
+        names = [key.split("/", 4) for key in self.state.models if key.startswith(f"{repository}/resolve/")]
+        found = [(parts[3], parts[4]) for parts in names if revision in ("main", parts[3])]
+        if not found:
+            return self._refuse(404, "RevisionNotFound" if names else "RepoNotFound")
+        paths = [path for commit, path in found if commit == found[0][0]]
+        if what == "tree":
+            sizes = {
+                path: len(self.state.models[f"{repository}/resolve/{found[0][0]}/{path}"]) for path in paths
+            }
+            return self._json(
+                [
+                    {"type": "file", "path": path, "size": size, "oid": "0" * 40}
+                    for path, size in sizes.items()
+                ]
+            )
+        files = [{"rfilename": path} for path in paths]
+        return self._json({"id": repository, "modelId": repository, "sha": found[0][0], "siblings": files})
+
     def _resolve_model(self, key: str) -> None:
         content = self.state.models.get(key)
         token = self.headers.get("authorization")
@@ -260,7 +282,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound" if known else "RepoNotFound")
         if key in self.state.private and token != f"Bearer {TOKEN}":
             return self._refuse(401, "GatedRepo")
-        return self._say(302, b"", {"location": f"{self.state.origin}/model/{key}?X-Signature=secret"})
+        etag, commit = hashlib.sha256(content).hexdigest(), key.split("/")[3]
+        headers = {"etag": f'"{etag}"', "x-repo-commit": commit, "x-linked-size": str(len(content))}
+        place = f"{self.state.origin}/model/{key}?X-Signature=secret"
+        return self._say(302, b"", {**headers, "location": place})
 
     # -- Xet storage, and what content is redirected to ------------------------------------------------------
 

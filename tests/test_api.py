@@ -79,6 +79,7 @@ LAYERS = {
         "awsprofiles",
         "buckets",
         "hubclient",
+        "hubmodel",
         "hubstorage",
         "localstorage",
         "objectstorage",

@@ -58,7 +58,7 @@ class TestHubBucket(StorageTests):
 
 
 class TestLimitedHub(StorageTests):
-    """The same where the Hub answers every fourth request for a file with 429, and says when to come again."""
+    """The same where the Hub answers every fourth request for a file with 429."""
 
     exclusive_create = False
 

@@ -58,7 +58,7 @@ set_up() {
         echo "set-up: note: $torch_pinned is not to be had for this Python; taking any $torch_oldest" >&2
         "${pip[@]}" "$torch_oldest" || return 1
     fi
-    "${pip[@]}" -e '.[torch,blake3,bench,dev]' || return 1
+    "${pip[@]}" -e '.[torch,blake3,hf,bench,dev]' || return 1
     if ! "${pip[@]}" --no-deps "$triton_pinned"; then
         echo "set-up: note: $triton_pinned is not to be had here; tests of its kernels are skipped" >&2
     fi

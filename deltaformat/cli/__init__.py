@@ -32,6 +32,7 @@ _ADVICE = (
     ("make one with `create`", "make one with `deltaformat init`"),
     ("pass allow_set_change=True", "pass --allow-set-change"),
     ("open a writer with resume_from", "pass --resume-from"),
+    ("open the writer with single_writer=True", "pass --single-writer"),
     ("see tags()", "`deltaformat log` shows tags"),
     ("allow its prefix", "pass --allow-external with its prefix"),
 )

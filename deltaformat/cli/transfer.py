@@ -22,6 +22,7 @@ from deltaformat.cli.output import Console, human, plain
 from deltaformat.cli.reading import batches, read_many
 from deltaformat.errors import ErrorCode, InconsistentError
 from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
+from deltaformat.hubmodel import fetch_model, is_model_url
 from deltaformat.stager import Progress
 from deltaformat.tensors import HostTensor, TensorSpec
 
@@ -40,7 +41,8 @@ def register_import(commands: Commands) -> None:
     parser.add_argument(
         "source",
         metavar="FILE_OR_DIR",
-        help="a safetensors file (sidecar files stay those of the step before), or a whole directory",
+        help="a safetensors file (sidecar files stay those of the step before), a whole directory, or a model"
+        " of the Hub: hf://NAMESPACE/NAME@REVISION",
     )
     add_step(parser)
     add_branch(parser)
@@ -62,6 +64,11 @@ def register_import(commands: Commands) -> None:
         type=natural,
         metavar="N",
         help="first go back to this step; later ones stay readable by seq",
+    )
+    parser.add_argument(
+        "--single-writer",
+        action="store_true",
+        help="for a store without create-if-absent: you promise that nobody else writes",
     )
     parser.add_argument("--init", action="store_true", help="make the store if it is not there")
     add_allow_external(parser)
@@ -125,24 +132,32 @@ def _import(options: argparse.Namespace, console: Console) -> int:
     if options.external_url is not None and not options.external:
         raise UsageError("--external-url goes with --external; see deltaformat import --help")
     # The input is checked first: a mistake there leaves no claim, and no empty store, behind.
-    checkpoint = open_checkpoint(options.source)
+    source, external_url = options.source, options.external_url
+    if is_model_url(source):
+        source, pinned = fetch_model(source)
+        external_url = external_url or pinned
+        console.say(f"fetched {plain(pinned)}")
+    checkpoint = open_checkpoint(source)
     if options.init:
         df.create(options.store, exist_ok=True)
     allowed = list(options.allow_external)
-    if options.external and not options.external_url:
+    if options.external and not external_url:
         allowed.append(_directory_url(checkpoint.path))  # who names a directory here allows it
     store = df.open(options.store, allow_external=allowed)
     # A file is weights and no more: the sidecar files of the step before stay.
     _check_fits(store, checkpoint, options)
-    files = checkpoint.sidecars() if Path(options.source).is_dir() else None
+    files = checkpoint.sidecars() if Path(source).is_dir() else None
     with (
         console.bars() as progress,
-        store.writer(options.branch, resume_from=options.resume_from, progress=progress) as writer,
+        store.writer(
+            options.branch,
+            resume_from=options.resume_from,
+            single_writer=options.single_writer,
+            progress=progress,
+        ) as writer,
     ):
         if options.external:
-            part = writer.stage_external(
-                step=options.step, checkpoint=checkpoint, base_url=options.external_url
-            )
+            part = writer.stage_external(step=options.step, checkpoint=checkpoint, base_url=external_url)
             info = writer.commit(
                 step=options.step, parts=[part], files=files, allow_set_change=options.allow_set_change
             )
@@ -160,7 +175,7 @@ def _import(options: argparse.Namespace, console: Console) -> int:
     else:
         console.say(f"step {info.step} of {info.branch} has these weights already (commit {info.seq})")
     console.say(f"root {info.root}")
-    if options.external and not options.external_url:
+    if options.external and not external_url:
         console.say(f"read it with --allow-external {_directory_url(checkpoint.path)}")
     console.document(
         {

@@ -109,7 +109,7 @@ LAYERS = {
         "writer",
     ],
     "upkeep": ["collect", "verify"],
-    "store": ["store", "opening"],
+    "store": ["examine", "opening", "store"],
     "torch": ["torch"],
     "package": ["deltaformat"],
     "benchmarks": [

@@ -62,7 +62,7 @@ def store(made: Path, tmp_path: Path) -> Path:
         (["fork", "{store}", "\x1b[2J", "--step", "1"], "value-invalid"),
         (["log", "{store}", "--branch", "\x1b[2J"], "branch-missing"),
         (["import", "{store}", "{none}", "--step", "3"], "file-missing"),
-        (["init", "s3://bucket/store"], "not-supported"),
+        (["init", "ftp://host/store"], "not-supported"),
     ],
 )
 def test_an_error_is_one_line_and_a_document(

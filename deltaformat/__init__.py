@@ -11,7 +11,7 @@ The format is specified in SPEC.md; errors are in `deltaformat.errors`.
 """
 
 from deltaformat import errors
-from deltaformat.collect import GcReport
+from deltaformat.collect import GcReport, Retention
 from deltaformat.commitinfo import CommitFuture, CommitInfo
 from deltaformat.opening import create, open
 from deltaformat.part import Part, Ticket
@@ -33,6 +33,7 @@ __all__ = [
     "Part",
     "Policy",
     "Progress",
+    "Retention",
     "Stager",
     "Store",
     "TensorBytes",

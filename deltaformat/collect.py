@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from deltaformat.context import Context
-from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
+from deltaformat.context import Context, load_map
+from deltaformat.errors import ErrorCode, InconsistentError, MalformedError, MissingError
 from deltaformat.history import History, State
 from deltaformat.keys import KeyKind, parse_key, probe_key, record_key
 from deltaformat.liveness import object_uses
@@ -17,12 +17,53 @@ from deltaformat.records import Retire
 from deltaformat.stager import Progress
 from deltaformat.storage import ObjectInfo
 
-__all__ = ["GcReport", "collect"]
+__all__ = ["GcReport", "Retention", "check_retention", "collect"]
 
 PREFIXES = ("manifests/", "packs/", "files/", "hints/")
 DELETE_AT_ONCE = 500
 PROBE_AGE = timedelta(hours=1)  # far longer than any probe takes
 LEFTOVER_AGE = timedelta(days=1)  # since its last change; far longer than a write rests
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which versions a writer keeps; it collects the others as it goes (SPEC 12.6). Tagged ones stay, too.
+
+    Attributes:
+        keep_last: The newest so many of every branch.
+        keep_every: Those whose step this divides; None keeps none for that.
+        grace: How long readers have, after a version was retired, before its bytes are deleted.
+        interval: Collect after every so many commits of the writer.
+    """
+
+    keep_last: int
+    keep_every: int | None = None
+    grace: timedelta = timedelta(hours=24)
+    interval: int = 100
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, before anything is written.
+
+        Raises:
+            MalformedError: input-invalid.
+        """
+        check_retention(self.keep_last, self.keep_every, self.grace)
+        if self.interval < 1:
+            raise MalformedError(ErrorCode.INPUT_INVALID, "interval is at least 1", where="retention")
+
+
+def check_retention(keep_last: int, keep_every: int | None, grace: timedelta) -> None:
+    """Refuse numbers that would keep nothing.
+
+    Raises:
+        MalformedError: keep_last below 1, keep_every below 1, a negative grace.
+    """
+    if keep_last < 1 or (keep_every is not None and keep_every < 1) or grace < timedelta(0):
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            "keep_last and keep_every are at least 1, grace is not negative",
+            where="gc",
+        )
 
 
 @dataclass(slots=True)
@@ -70,14 +111,11 @@ def collect(
 
     Raises:
         MalformedError: keep_last below 1, keep_every below 1, a negative grace.
+        InconsistentError: the log calls an object unused which a version that is kept names (parts-disagree);
+            nothing was deleted. Other errors of a manifest that is kept and damaged: as well.
         StoreError: the store failed; what was retired stays retired, and another run goes on.
     """
-    if keep_last < 1 or (keep_every is not None and keep_every < 1) or grace < timedelta(0):
-        raise MalformedError(
-            ErrorCode.INPUT_INVALID,
-            "keep_last and keep_every are at least 1, grace is not negative",
-            where="gc",
-        )
+    check_retention(keep_last, keep_every, grace)
     history = context.log.history()
     kept = _kept(history, keep_last, keep_every)
     doomed = sorted(history.live - kept)
@@ -151,6 +189,8 @@ def _sweep(
                 doomed.append(info)
         elif key.claim is not None and history.is_fenced(key.claim):  # DF-GC-03
             doomed.append(info)
+    if doomed:
+        _check_unused(context, history, {info.key for info in doomed}, progress)
     report.deleted = [(info.key, info.size) for info in doomed]
     if report.dry_run:
         return
@@ -159,6 +199,33 @@ def _sweep(
         progress(Progress("delete", min(start + DELETE_AT_ONCE, len(doomed)), len(doomed)))
     if isinstance(context.storage, LocalStorage):  # half-written files of processes that were killed
         context.storage.remove_leftovers(older_than=LEFTOVER_AGE.total_seconds())
+
+
+def _check_unused(
+    context: Context, history: History, doomed: set[str], progress: Callable[[Progress], None]
+) -> None:
+    """Refuse to delete what a version that is kept names, whatever the records say of it (DF-GC-02).
+
+    Records say what commits add and drop, and a writer may have said it wrongly; a manifest is what readers
+    go by.
+    """
+    kept = sorted(history.live | {head.seq for head in history.state.heads.values() if head.seq is not None})
+    for number, seq in enumerate(kept, start=1):
+        commit = history.commits[seq]
+        try:
+            named = {ref.key for ref in commit.manifests} | load_map(context, commit).objects().keys()
+        except MissingError:
+            if seq in history.live:
+                raise
+            continue  # a head that was collected already: nothing can be read through it
+        if named & doomed:
+            raise InconsistentError(
+                ErrorCode.PARTS_DISAGREE,
+                f"the log calls it unused, but step {commit.step} of branch {commit.branch!r} (commit {seq}),"
+                " which is kept, names it; nothing was deleted: run verify",
+                where=min(named & doomed),
+            )
+        progress(Progress("check", number, len(kept)))
 
 
 def _listed(context: Context) -> Iterator[ObjectInfo]:

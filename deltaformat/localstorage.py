@@ -20,7 +20,14 @@ from io import FileIO
 import numpy as np
 
 from deltaformat.blocks import Bytes, byte_view
-from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError, StoreError
+from deltaformat.errors import (
+    DeltaFormatError,
+    ErrorCode,
+    MalformedError,
+    MissingError,
+    StoreError,
+    UnsafeError,
+)
 from deltaformat.keys import parse_key
 from deltaformat.storage import (
     Buffers,
@@ -39,7 +46,8 @@ from deltaformat.storage import (
 __all__ = ["LocalStorage", "open_regular"]
 
 # Other tools on object_store hide names of this form too.
-_TEMPORARY = re.compile(r".*#[0-9]+")
+_TEMPORARY = re.compile(r"(.*)#[0-9]+")
+_NOW = "now"  # what `_now` calls its file; no key
 
 # Errors that say that no link was made; after others (EIO, say, on a network's file system) there may be one.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS}
@@ -191,6 +199,7 @@ class LocalStorage:
         """Delete objects; those that are not there are ignored."""
         paths = [self._path(key) for key in keys]
         for key, path in zip(keys, paths, strict=True):
+            self._check_inside(key, path)
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -199,7 +208,7 @@ class LocalStorage:
                 raise _error(key, "delete", error) from None
 
     def remove_leftovers(self, *, older_than: float) -> int:
-        """Delete the temporary files that killed processes left behind.
+        """Delete the temporary files that killed processes left behind, and no file of anything else.
 
         Args:
             older_than: Seconds since their last change; no write takes longer.
@@ -210,8 +219,10 @@ class LocalStorage:
         count = 0
         with _failing(self._root, "delete leftovers"):
             for directory, _, names in os.walk(self._root):
-                for name in filter(_TEMPORARY.fullmatch, names):
+                for name in names:
                     path = os.path.join(directory, name)
+                    if not self._is_leftover(path):
+                        continue
                     with suppress(FileNotFoundError):
                         # Compare with a file made now: the times are the file system's own.
                         if self._now() - os.stat(path).st_mtime > older_than:
@@ -219,8 +230,18 @@ class LocalStorage:
                             count += 1
         return count
 
+    def _is_leftover(self, path: str) -> bool:
+        """Whether a file is one that was to become an object."""
+        match = _TEMPORARY.fullmatch(os.path.relpath(path, self._root).replace(os.sep, "/"))
+        if match is None:
+            return False
+        try:
+            return match[1] == _NOW or bool(parse_key(match[1]))
+        except MalformedError:
+            return False
+
     def _now(self) -> float:
-        path = os.path.join(self._root, f"now#{secrets.randbits(63)}")
+        path = os.path.join(self._root, f"{_NOW}#{secrets.randbits(63)}")
         with open(path, "xb") as file:
             os.unlink(path)
             return os.fstat(file.fileno()).st_mtime
@@ -241,6 +262,7 @@ class LocalStorage:
     def _temporary(self, key: str, path: str, data: Data) -> Iterator[str]:
         """A synced file beside `path` with `data` in it; gone afterwards, whatever happens."""
         temporary = f"{path}#{secrets.randbits(63)}"
+        self._check_inside(key, path)
         try:
             try:
                 self._make_durable(os.path.dirname(path))
@@ -257,6 +279,23 @@ class LocalStorage:
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
+
+    def _check_inside(self, key: str, path: str) -> None:
+        """Refuse to write or delete through a link in a directory's place: it leads elsewhere (DF-SEC-01).
+
+        Raises:
+            UnsafeError: path-unsafe.
+        """
+        directory = os.path.dirname(path)
+        while len(directory) > len(self._root):
+            if os.path.islink(directory):
+                raise UnsafeError(
+                    ErrorCode.PATH_UNSAFE,
+                    f"{directory} is a symbolic link, and nothing is written or deleted through one; move the"
+                    " whole store, or mount what it leads to",
+                    where=key,
+                )
+            directory = os.path.dirname(directory)
 
     def _make_durable(self, directory: str) -> None:
         """Make a directory of the store, and every one above it, durable: once per process."""

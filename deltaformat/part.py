@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from deltaformat import ijson
-from deltaformat.errors import CorruptError, ErrorCode, InconsistentError, MalformedError
+from deltaformat.errors import CorruptError, ErrorCode, InconsistentError, MalformedError, MissingError
+from deltaformat.storage import Storage
 from deltaformat.versionmap import VersionMap, merge
 
-__all__ = ["Part", "Ticket", "unite"]
+__all__ = ["Part", "Ticket", "check_staged", "unite"]
+
+CONCURRENT_HEADS = 16
 
 _MAGIC = b"deltaformat-part/1\n"
 _HEADER_LIMIT = 1 << 16
@@ -155,3 +159,38 @@ def _same_tensor(a: VersionMap, row_a: int, b: VersionMap, row_b: int) -> bool:
         and a.shapes[row_a] == b.shapes[row_b]
         and np.array_equal(a.digest[a.blocks(row_a)], b.digest[b.blocks(row_b)])
     )
+
+
+def check_staged(storage: Storage, version: VersionMap, *known: VersionMap | None) -> None:
+    """Refuse a version whose packs, other than those of the maps `known`, are not in the store as stated.
+
+    A part may come from a process whose upload was not durable after all, or long ago (DF-CMT-01).
+
+    Raises:
+        MissingError: a pack is not there (object-missing).
+        CorruptError: a pack has another size (size-mismatch).
+        StoreError: the store failed.
+    """
+    sure: dict[str, int] = {}
+    for held in known:
+        sure |= held.objects() if held is not None else {}
+
+    def check(pack: tuple[str, int]) -> None:
+        key, size = pack
+        try:
+            found = storage.head(key).size
+        except MissingError:
+            raise MissingError(
+                ErrorCode.OBJECT_MISSING,
+                "a staged pack is not in the store; stage it again",
+                where=key,
+            ) from None
+        if found != size:
+            raise CorruptError(
+                ErrorCode.SIZE_MISMATCH, f"has {found} bytes instead of {size}; stage it again", where=key
+            )
+
+    unsure = sorted(version.objects().items() - sure.items())
+    with ThreadPoolExecutor(CONCURRENT_HEADS) as pool:
+        for _ in pool.map(check, unsure):
+            pass

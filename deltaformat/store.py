@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
-from deltaformat.collect import GcReport, collect
+from deltaformat.collect import GcReport, Retention, collect
 from deltaformat.context import Context, load_map
-from deltaformat.errors import ErrorCode, MalformedError, MissingError
+from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError
 from deltaformat.history import History, State
 from deltaformat.part import Ticket
 from deltaformat.policy import Policy
@@ -73,6 +74,7 @@ class Store:
         resume_from: int | None = None,
         single_writer: bool = False,
         policy: Policy | None = None,
+        retention: Retention | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Writer:
         """Take a branch and write to it. Every earlier writer of the branch is fenced: its next commit fails.
@@ -83,6 +85,9 @@ class Store:
                 None goes on from the head.
             single_writer: Write although the storage cannot create-if-absent; nobody else may write then.
             policy: How to store.
+            retention: Which versions to keep: the others are collected by the way, in the time of every so
+                manieth commit. None collects nothing. What stops a collection is a `RuntimeWarning`; the
+                commit stands.
             progress: Called while tensors are staged and packs uploaded.
 
         Raises:
@@ -111,7 +116,8 @@ class Store:
 
         claim = context.log.append(Claim, members).record
         ticket = Ticket(self.uuid, branch, claim.seq)
-        return Writer(context, ticket, policy=policy or Policy(), progress=progress)
+        collecting = _Collecting(context, retention) if retention is not None else lambda: None
+        return Writer(context, ticket, policy=policy or Policy(), progress=progress, committed=collecting)
 
     def stager(
         self,
@@ -334,6 +340,31 @@ class Store:
         if seq is None:
             raise MissingError(ErrorCode.TAG_MISSING, f"no tag {tag!r}; see tags()", where=self.url)
         return self._context.log.judged(seq)
+
+
+class _Collecting:
+    """Collects after every so many calls."""
+
+    def __init__(self, context: Context, retention: Retention) -> None:
+        self._context = context
+        self._retention = retention
+        self._count = 0
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count % self._retention.interval:
+            return
+        keep = self._retention
+        try:
+            collect(
+                self._context,
+                keep_last=keep.keep_last,
+                keep_every=keep.keep_every,
+                grace=keep.grace,
+                dry_run=False,
+            )
+        except DeltaFormatError as error:
+            warnings.warn(f"nothing was collected this time: {error}", RuntimeWarning, stacklevel=3)
 
 
 def _no_branch(branch: str, state: State) -> MissingError:

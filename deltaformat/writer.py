@@ -20,7 +20,7 @@ from deltaformat.history import State, ancestors_for
 from deltaformat.inputs import Tensors, total_bytes
 from deltaformat.keys import manifest_key
 from deltaformat.manifest import decode_part, divide, encode_part
-from deltaformat.part import Part, Ticket, unite
+from deltaformat.part import Part, Ticket, check_staged, unite
 from deltaformat.policy import Policy, StageCounts
 from deltaformat.records import Commit, ManifestRef, ObjectRef
 from deltaformat.sidecars import Files, UploadedFiles, check_sources, upload_files
@@ -51,13 +51,20 @@ class Writer(Stager):
     """
 
     def __init__(
-        self, context: Context, ticket: Ticket, *, policy: Policy, progress: Callable[[Progress], None] | None
+        self,
+        context: Context,
+        ticket: Ticket,
+        *,
+        policy: Policy,
+        progress: Callable[[Progress], None] | None,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(context, ticket, policy=policy, progress=progress)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="deltaformat-commit")
         self._in_flight: CommitFuture | None = None
         self._unknown: CommitUnknown | None = None
         self._closed = False
+        self._committed = committed  # called after each commit that was made
 
     def __enter__(self) -> Writer:
         return self
@@ -129,6 +136,7 @@ class Writer(Stager):
         Raises:
             ConflictError: another writer holds the branch, or its head is not what a part was staged against.
             InconsistentError: the step would not rise, names changed, or parts contradict each other.
+            MissingError, CorruptError: a staged part's pack is not in the store as it was staged.
             MalformedError, UnsupportedError, UnsafeError: an argument that cannot be stored.
             StoreError: the store failed; nothing was committed. `CommitUnknown`: it may have been; this
                 writer writes no more.
@@ -192,6 +200,8 @@ class Writer(Stager):
         version = self._unite(request.step, staged, request.parts)
         if not request.allow_set_change:
             self._check_names(version)
+        if request.parts:
+            check_staged(self._context.storage, version, staged.version, self._parent_map)
         root = version.root(self._context.descriptor.digest, self._context.descriptor.block_bytes)
         if self._parent is not None and request.step == self._parent.step:
             return self._again(root, staged, started)
@@ -205,6 +215,7 @@ class Writer(Stager):
         self._parent, self._parent_map = commit, version
         self._baseline.retain(version.index.keys())
         self._mirrors.retain(version.index.keys())
+        self._committed()
         ended = time.perf_counter()
         timings = {
             "stage": staged.seconds,

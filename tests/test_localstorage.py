@@ -23,6 +23,7 @@ from deltaformat.errors import (
     MalformedError,
     MissingError,
     StoreError,
+    UnsafeError,
     UnsupportedError,
 )
 from deltaformat.keys import record_key
@@ -429,3 +430,58 @@ def test_what_is_no_path_is_refused() -> None:
     for path in ("a\0b", "a\ud800b"):
         with pytest.raises(MalformedError):
             LocalStorage(path, create=True)
+
+
+def test_links_in_the_place_of_directories_are_not_written_through(tmp_path: Path) -> None:
+    """DF-SEC-01: whoever can make a link in the store cannot make others write, or delete, elsewhere."""
+    outside, root = tmp_path / "outside", tmp_path / "store"
+    (outside / "x").mkdir(parents=True)
+    root.mkdir()
+    storage = LocalStorage(str(root))
+    pack = Path(PACK)
+    for link, target, key in (
+        (root / "log", outside, KEY),
+        (root / "packs", outside, PACK),
+        (root / pack.parent, outside / "x", PACK),
+    ):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target, target_is_directory=True)
+        victim = target / Path(key).relative_to(link.relative_to(root))
+        victim.parent.mkdir(parents=True, exist_ok=True)
+        victim.write_bytes(b"precious")
+        for call in (
+            lambda key=key: storage.put(key, b"x"),
+            lambda key=key: storage.create(key, b"x"),
+            lambda key=key: storage.delete([key]),
+        ):
+            assert code_of(call, UnsafeError) is ErrorCode.PATH_UNSAFE
+        assert victim.read_bytes() == b"precious"
+        assert {path.name for path in victim.parent.iterdir() if path.is_file()} == {victim.name}
+        link.unlink()
+    linked = tmp_path / "linked"
+    linked.symlink_to(root, target_is_directory=True)  # the store itself may lie behind a link
+    storage = LocalStorage(str(linked))
+    storage.put(PACK, b"x")
+    storage.delete([PACK])
+    assert not (root / PACK).exists()
+
+
+def test_leftovers_are_those_of_objects_alone(tmp_path: Path) -> None:
+    """What anybody else has put there stays, however old it is and however it is called."""
+    storage = LocalStorage(str(tmp_path))
+    storage.put(KEY, b"x")
+    ours = [f"{KEY}#1", f"{PACK}#23", "deltaformat.json#4", "now#5"]
+    others = [
+        "notes#1",
+        "log/notes#2",
+        "log/00000000000000000001.json#x",
+        "issue #7",
+        "a/b/c#1",
+        f"{KEY}#1#2",
+    ]
+    for name in (*ours, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert storage.remove_leftovers(older_than=-60) == len(ours)
+    assert not any((tmp_path / name).exists() for name in ours)
+    assert all((tmp_path / name).exists() for name in others)

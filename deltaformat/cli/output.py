@@ -18,7 +18,7 @@ __all__ = ["Bars", "Column", "Console", "escape", "human", "percent", "plain", "
 MAX_NAME = 100
 """Characters of a name that are printed; JSON has all of them."""
 MAX_MESSAGE = 2_000
-COUNTED_PHASES = frozenset({"delete"})
+COUNTED_PHASES = frozenset({"check", "delete"})
 """Phases whose progress counts things; that of the others counts bytes."""
 
 

@@ -204,7 +204,7 @@ def _sweep(
 def _check_unused(
     context: Context, history: History, doomed: set[str], progress: Callable[[Progress], None]
 ) -> None:
-    """Refuse to delete what a version that is kept names, whatever the records say of it (DF-GC-02).
+    """Refuse to delete what a version that is kept names, whatever the records say of it (DF-GC-07).
 
     Records say what commits add and drop, and a writer may have said it wrongly; a manifest is what readers
     go by.

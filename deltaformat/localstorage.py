@@ -281,7 +281,7 @@ class LocalStorage:
                 os.unlink(temporary)
 
     def _check_inside(self, key: str, path: str) -> None:
-        """Refuse to write or delete through a link in a directory's place: it leads elsewhere (DF-SEC-01).
+        """Refuse to write or delete through a link in a directory's place: it leads elsewhere (DF-STO-05).
 
         Raises:
             UnsafeError: path-unsafe.

@@ -164,7 +164,7 @@ def _same_tensor(a: VersionMap, row_a: int, b: VersionMap, row_b: int) -> bool:
 def check_staged(storage: Storage, version: VersionMap, *known: VersionMap | None) -> None:
     """Refuse a version whose packs, other than those of the maps `known`, are not in the store as stated.
 
-    A part may come from a process whose upload was not durable after all, or long ago (DF-CMT-01).
+    A part may come from a process whose upload was not durable after all, or long ago (DF-CMT-09).
 
     Raises:
         MissingError: a pack is not there (object-missing).

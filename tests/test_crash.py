@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import deltaformat as df
 from deltaformat.errors import ErrorCode, MissingError, StoreError
 from deltaformat.keys import parse_key, record_key
 from deltaformat.localstorage import LocalStorage
+from deltaformat.storage import open_storage
 
 REBASING = df.Policy(max_chain=3, pack_bytes=1200)
 NOW = timedelta(0)
@@ -490,59 +492,95 @@ def check_readable_directory(path, done):
 # -- kill -9 -------------------------------------------------------------------------------------------------
 
 WRITER = """
-import sys
+import os, sys
 sys.path[:0] = {paths!r}
-import pyarrow  # what the first commit would import
+import obstore, pyarrow  # what the first commit would import
 import deltaformat as df
 from tinystore import weights
-store = df.open({store!r})
-weights(300)
-print("ready", flush=True)
-with store.writer(policy=df.Policy(max_chain=3, pack_bytes=1200)) as writer:
-    head = store.branches()["main"].step
-    step = 0 if head is None else head + 1
-    while True:
-        info = writer.commit(step=step, tensors=weights(step), files={{"n.txt": b"%d" % step}})
-        print(info.seq, step, flush=True)
-        step += 1
+weights(400)
+
+def write():
+    store = df.open({place!r}, storage_options={options!r})
+    with store.writer(policy=df.Policy(max_chain=3, pack_bytes=1200)) as writer:
+        head = store.branches()["main"].step
+        step = 0 if head is None else head + 1
+        while True:
+            info = writer.commit(step=step, tensors=weights(step), files={{"n.txt": b"%d" % step}})
+            print(info.seq, step, flush=True)
+            step += 1
+
+for _ in sys.stdin:  # a line for each writer that is wanted; none has used a thread before it is forked
+    pid = os.fork()
+    if pid == 0:
+        print("writer", os.getpid(), flush=True)
+        try:
+            write()
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
+    print("gone", flush=True)
 """
 
 
-def test_kill_9(tmp_path):
+@pytest.mark.parametrize(("place", "rounds"), [("local", 40), ("s3", 12)])
+def test_kill_9(place, rounds, tmp_path, request):
     """DF-CMT-01, DF-CMT-02: a process killed at any moment loses nothing acknowledged; the next one goes on;
     leftovers do no harm.
     """
     rng = random.Random(5)
-    directory = tmp_path / "store"
-    df.create(directory, block_bytes=BLOCK)
+    options, url = None, str(tmp_path / "store")
+    if place == "s3":
+        options = request.getfixturevalue("s3_server").options()
+        url = f"s3://tests/{secrets.token_hex(6)}"
+    df.create(url, block_bytes=BLOCK, storage_options=options)
     done = Acknowledged()
     paths = [str(Path(__file__).parent), str(Path(df.__file__).parent.parent)]
-    script = WRITER.format(paths=paths, store=str(directory))
-    for _ in range(15):
-        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "ready\n"
+    script = WRITER.format(paths=paths, place=url, options=options)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for _ in range(rounds):
+            process.stdin.write("write\n")
+            process.stdin.flush()
+            pid = int(process.stdout.readline().split()[1])
             lines = [process.stdout.readline() for _ in range(rng.randint(0, 4))]
-            time.sleep(rng.random() * 0.03)
-            process.send_signal(signal.SIGKILL)
-            lines += process.stdout.read().splitlines(keepends=True)
-        acknowledged = [line.split() for line in lines if line.endswith("\n")]
-        done.commits |= {int(seq): (int(step), 0) for seq, step in acknowledged}
-        store = df.open(directory)
-        head = store.branches()["main"]
-        if head.seq is not None:
-            assert head.seq >= max(done.commits, default=0)
-            assert content(store.version().state_dict()) == truth(head.step)
-            done.commits[head.seq] = (head.step, 0)
-    assert len(done.commits) > 15
-    recent, old = (directory / "log" / f"{3:020}.json#{number}" for number in (1, 2))
-    recent.write_bytes(b"{")  # what one of them may have left, too
-    old.write_bytes(b"{")
-    os.utime(old, (time.time() - 200_000,) * 2)
-    with df.open(directory).writer() as writer:
-        done.commit(writer, head.step + 1)
+            time.sleep(rng.random() * (0.03 if place == "local" else 0.08))
+            os.kill(pid, signal.SIGKILL)
+            while not lines or not lines[-1].endswith("gone\n"):
+                lines.append(process.stdout.readline())
+            for line in lines[:-1]:
+                seq, step = map(int, line.split())
+                done.commits[seq] = (step, 0)
+            store = df.open(url, storage_options=options)
+            head = store.branches().get("main")
+            if head is not None and head.seq is not None:
+                assert head.seq >= max(done.commits, default=0)
+                assert content(store.version().state_dict()) == truth(head.step)
+                done.commits[head.seq] = (head.step, 0)
+        process.stdin.close()
+    assert len(done.commits) > rounds
+    check_leftovers(open_storage(url, options=options), done, head.step + 1)
+
+
+def check_leftovers(storage, done, step):
+    """What dead writers left goes with the next collection; what was acknowledged stays."""
+    local = isinstance(storage, LocalStorage)
+    if local:  # what one of them may have left, too
+        recent, old = (Path(storage.url) / "log" / f"{3:020}.json#{number}" for number in (1, 2))
+        recent.write_bytes(b"{")
+        old.write_bytes(b"{")
+        os.utime(old, (time.time() - 200_000,) * 2)
+    store = df.open(storage)
+    with store.writer() as writer:
+        done.commit(writer, step)
         report = store.gc(keep_last=10_000, grace=NOW, dry_run=False)
-    assert (report.retired, recent.exists(), old.exists()) == ([], True, False)
-    history = records(in_memory(directory))
-    steps = [record["step"] for record in history if record["kind"] == "commit"]
+    assert report.retired == []
+    if local:
+        assert (recent.exists(), old.exists()) == (True, False)
+    left = DictStorage({info.key: storage.get(info.key) for info in storage.list("")})
+    claimed = {key for key in left.objects if parse_key(key).claim is not None}
+    assert claimed == named_objects(left)  # nothing is left that no commit names
+    steps = [record["step"] for record in records(left) if record["kind"] == "commit"]
     assert steps == list(range(len(steps)))  # none lost, none doubled
-    check_readable_directory(directory, done)
+    check_readable(left, done)
+    assert df.open(left).verify(all=True).findings == []

@@ -433,7 +433,7 @@ def test_what_is_no_path_is_refused() -> None:
 
 
 def test_links_in_the_place_of_directories_are_not_written_through(tmp_path: Path) -> None:
-    """DF-SEC-01: whoever can make a link in the store cannot make others write, or delete, elsewhere."""
+    """DF-STO-05, DF-SEC-01: a link in the store cannot make others write, or delete, elsewhere."""
     outside, root = tmp_path / "outside", tmp_path / "store"
     (outside / "x").mkdir(parents=True)
     root.mkdir()

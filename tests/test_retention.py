@@ -116,7 +116,7 @@ def test_what_cannot_be_meant(wrong):
 
 
 def test_what_a_kept_manifest_names_is_not_deleted(monkeypatch):
-    """DF-GC-02, DF-CMT-08: a writer that told a lie about what it dropped costs nobody a byte."""
+    """DF-GC-07, DF-CMT-08: a writer that told a lie about what it dropped costs nobody a byte."""
     storage = DictStorage()
     store = made(storage)
     true_changes = df.writer.object_changes
@@ -144,7 +144,7 @@ def test_what_a_kept_manifest_names_is_not_deleted(monkeypatch):
 
 
 def test_a_damaged_manifest_stops_a_collection():
-    """A version that is kept and cannot be understood may use anything."""
+    """DF-GC-07: a version that is kept and cannot be understood may use anything."""
     storage = DictStorage()
     store = made(storage)
     with store.writer(policy=POLICY) as writer:
@@ -164,7 +164,7 @@ def test_a_damaged_manifest_stops_a_collection():
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
 def test_a_staged_pack_must_be_there(damage):
-    """DF-CMT-01: no record names a pack that is not in the store; the part can be staged again."""
+    """DF-CMT-09, DF-CMT-01: no record names a pack that is not in the store; the part can be staged again."""
     storage = DictStorage()
     store = made(storage)
     with store.writer() as writer:

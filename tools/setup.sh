@@ -31,6 +31,23 @@ print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 PY
 }
 
+# A real S3 server for tests, from Debian or Ubuntu. Where it cannot be had, its tests are skipped (with CI=true: they fail).
+set_up_servers() {
+    local packages=(radosgw ceph-mon ceph-osd)
+    if command -v radosgw ceph-mon ceph-osd >/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "set-up: note: tests of buckets need a server: apt-get install --no-install-recommends ${packages[*]}" >&2
+        return
+    fi
+    echo "set-up: installing ${packages[*]} for the tests of buckets" >&2
+    if ! (apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${packages[@]}") \
+        >/dev/null 2>&1; then
+        echo "set-up: note: apt-get could not install ${packages[*]}; tests of buckets do without" >&2
+    fi
+}
+
 set_up() {
     local base stamp stamp_file=.venv/set-up.stamp
     python=.venv/bin/python

@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/setup.sh
 set_up
+set_up_servers
 
 "$python" -m ruff check .
 "$python" -m ruff format --check .

@@ -182,8 +182,8 @@ def main() -> None:
         print(json.dumps({"megabytes": options.megabytes, "counts": rows, "seconds": times}, indent=2))
         return
     for name, row in rows.items():
-        print(f"{name:14} {row['requests']:6.0f} requests  {row['packs']:4.0f} packs  {row['pack reads']:4.0f} reads of packs  {row['sent']:12,.0f} B sent"
-              f"  {row['received']:12,.0f} B received")  # fmt: skip
+        shown = ", ".join(f"{value:,.0f} {what}" for what, value in row.items())
+        print(f"{name:14} {shown}")
     for name, value in times.items():
         print(f"{name:14} {value * 1e3:9.1f} ms")
     print(f"commit / put of the whole      {times['commit'] / times['put']:6.2f}")

@@ -165,11 +165,7 @@ def _sweep(
     progress: Callable[[Progress], None],
 ) -> None:
     uses = object_uses(history)
-    records = {use.retired_by for use in uses.values() if use.retired_by is not None}
-    retired_at = {
-        seq: context.storage.head(record_key(seq)).modified for seq in records if seq <= history.state.seq
-    }
-    now = _store_time(context) if retired_at or not report.dry_run else None
+    times = _Times(context, history)
     doomed = []
     for info in _listed(context):
         key = parse_key(info.key)
@@ -177,15 +173,15 @@ def _sweep(
         if use is not None and use.live:
             report.live_bytes += info.size
         elif use is not None:
-            since = retired_at.get(use.retired_by) if use.retired_by is not None else None
-            due = since is not None and now is not None and now - since > grace  # DF-GC-02
+            since = times.retired_at(use.retired_by)
+            due = since is not None and times.now - since > grace  # DF-GC-02
             # DF-GC-06: a file's key repeats where its content returns, and a commit may be about to name it.
             if due and (key.kind is not KeyKind.FILE or history.is_fenced(key.claim or 0)):
                 doomed.append(info)
             else:
                 report.waiting.append((info.key, info.size))
         elif key.kind is KeyKind.PROBE:
-            if now is not None and now - info.modified > PROBE_AGE:
+            if times.now - info.modified > PROBE_AGE:
                 doomed.append(info)
         elif key.claim is not None and history.is_fenced(key.claim):  # DF-GC-03
             doomed.append(info)
@@ -239,11 +235,34 @@ def _listed(context: Context) -> Iterator[ObjectInfo]:
                 yield info
 
 
-def _store_time(context: Context) -> datetime:
-    """The store's own clock, read off an object made now (DF-GC-02)."""
-    key = probe_key(secrets.token_hex(16))
-    context.storage.create(key, b"{}")
-    try:
-        return context.storage.head(key).modified
-    finally:
-        context.storage.delete([key])
+class _Times:
+    """The store's own times (DF-GC-02), each asked for when it is first needed.
+
+    Most `retire` records are of objects that have long gone, and nobody asks for theirs.
+    """
+
+    def __init__(self, context: Context, history: History) -> None:
+        self._storage = context.storage
+        self._newest = history.state.seq
+        self._now: datetime | None = None
+        self._retired: dict[int, datetime] = {}
+
+    @property
+    def now(self) -> datetime:
+        """The store's clock, read off an object made now."""
+        if self._now is None:
+            key = probe_key(secrets.token_hex(16))
+            self._storage.create(key, b"{}")
+            try:
+                self._now = self._storage.head(key).modified
+            finally:
+                self._storage.delete([key])
+        return self._now
+
+    def retired_at(self, seq: int | None) -> datetime | None:
+        """When a `retire` record was made; None for one that a dry run only imagines."""
+        if seq is None or seq > self._newest:
+            return None
+        if seq not in self._retired:
+            self._retired[seq] = self._storage.head(record_key(seq)).modified
+        return self._retired[seq]

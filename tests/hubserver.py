@@ -44,6 +44,8 @@ class State:
     counts: Counter[str] = field(default_factory=Counter)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Authorization
     limited: float = 0.0  # how likely a request for a file is answered 429
+    retry_after: str | None = "0"  # what such an answer says
+    reset: int = 0
     random: random.Random = field(default_factory=lambda: random.Random(0))
     origin: str = ""  # the other server, to which content is redirected
 
@@ -155,7 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
             limited = kind == "resolve" and self.state.random.random() < self.state.limited
             self.state.counts["429" if limited else kind] += 1
             if limited:
-                return self._say(429, b"", {"ratelimit": '"api";r=0;t=0', "retry-after": "0"})
+                after = {} if self.state.retry_after is None else {"retry-after": self.state.retry_after}
+                return self._say(429, b"", {"ratelimit": f'"resolvers";r=0;t={self.state.reset}', **after})
             if self.role == "content":
                 return self._content(parts)
             if parts[0] in ("v1", "v2"):

@@ -221,6 +221,25 @@ def test_the_same_bytes_are_retried() -> None:
     assert clock.pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
 
 
+def test_a_refusal_after_a_try_of_unknown_outcome() -> None:
+    """DF-CMT-03: what is refused now (credentials ran out, say) may be in the log by the try before."""
+    tries: list[str] = []
+
+    class Expired(Wrapper):
+        def create(self, key: str, data: Any) -> bool:
+            tries.append(key)
+            if len(tries) == 1:
+                raise StoreError(ErrorCode.STORE_FAILED, "timed out", where=key)
+            raise NotStoredError(ErrorCode.STORE_FAILED, "access denied", where=key)
+
+    log = new_log(Expired(memory()))
+    with pytest.raises(CommitUnknown, match="access denied"):
+        log.append(Claim, claim_members())
+    assert len(tries) > 5
+    with pytest.raises(NotStoredError):  # but a first try that is refused is just that
+        log.append(Claim, claim_members())
+
+
 @pytest.mark.parametrize("folded", [False, True])
 def test_what_another_thread_read_meanwhile(folded: bool) -> None:
     """A state that has gone past the own record before its *create* returned does not go back."""

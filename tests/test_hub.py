@@ -167,6 +167,35 @@ def test_the_hint_is_never_an_old_one(hub):
         assert storage.get("hints/tail.json") == b"%d" % number
 
 
+def test_retry_after_is_honoured(hub):
+    """A server that says when to come again is not asked before, nor is one that says too late."""
+    storage = open_storage(fresh(), options=options(hub))
+    storage.put(KEY, b"x")
+    pauses: list[float] = []
+    clock = itertools.count(0.0, 0.01)
+    client = storage._client
+    hub.state.limited, hub.state.retry_after = 1.0, "7"
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            hub.state.limited = 0.0
+
+    client._retry = Retry(seconds=20, sleep=sleep, clock=lambda: next(clock))
+    try:
+        assert storage.get(KEY) == b"x"
+        assert pauses == [7.0, 7.0]
+        hub.state.limited, hub.state.retry_after = 1.0, "21"
+        assert "429" in told(lambda: storage.get(KEY))
+        assert len(pauses) == 2
+        hub.state.retry_after, hub.state.reset = None, 9  # the Hub's own headers
+        pauses.clear()
+        assert storage.get(KEY) == b"x"
+        assert pauses == [9.0, 9.0]
+    finally:
+        hub.state.limited, hub.state.retry_after, hub.state.reset = 0.0, "0", 0
+
+
 def test_urls_and_options():
     """DF-SEC-02: what cannot be meant is refused, without repeating it."""
     for url in (

@@ -34,7 +34,7 @@ PY
 # A real S3 server for tests, from Debian or Ubuntu. Where it cannot be had, its tests are skipped (with CI=true: they fail).
 set_up_servers() {
     local packages=(radosgw ceph-mon ceph-osd)
-    if command -v radosgw ceph-mon ceph-osd >/dev/null; then
+    if command -v radosgw >/dev/null && command -v ceph-mon >/dev/null && command -v ceph-osd >/dev/null; then
         return
     fi
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -38,6 +38,10 @@ _SHOWN: Final = 300
 
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _RETRIED = re.compile(r", after [1-9][0-9]* retries")
+# How clients tell that a range lies beyond the end, where no status does.
+_BEYOND = re.compile(r"invalid range|range was invalid|object was only", re.IGNORECASE)
+# With 409 S3 tells of a race that has no winner yet; Azure, that the object exists.
+_RACING = re.compile(r"ConditionalRequestConflict|OperationAborted")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 _CREDENTIALS: Final = {  # by how the client calls itself in its errors
     "Generic S3 error": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true"
@@ -160,8 +164,7 @@ class ObstoreStorage:
                     chunk_size=16 << 20,
                 )
             except AlreadyExistsError as error:
-                # 409 tells of a race that may have no winner yet, 412 and memory of an object.
-                if create and _status(error) != 409:
+                if create and not _RACING.search(str(error)):
                     return False
                 raise
             return True
@@ -227,9 +230,9 @@ class ObstoreStorage:
             except DeltaFormatError:
                 raise
             except Exception as error:
-                passing = _may_pass(error)
+                told = _told(error, key)
+                passing = type(told) is StoreError and _may_pass(error)
                 if not passing or not pauses.wait():
-                    told = _told(error, key)
                     refused = writing and not (passing or unsure or _RETRIED.search(str(error)))
                     if refused and _status(error) is not None and type(told) is StoreError:
                         # DF-CMT-03: the first answer was a refusal, so there is nothing to be unsure of.
@@ -252,7 +255,7 @@ def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     kind, status = type(error).__name__, _status(error)
     if kind == "AlreadyExistsError":
-        return status == 409
+        return _RACING.search(str(error)) is not None
     if kind != "GenericError" or _no_credentials(error):
         return False
     return status is None or status >= 500 or status in _MAY_PASS
@@ -273,7 +276,7 @@ def _told(error: Exception, key: str) -> DeltaFormatError:
         return StoreError(ErrorCode.STORE_FAILED, "there is no such bucket or container", where=key)
     if isinstance(error, FileNotFoundError):
         return missing(key)
-    if kind == "GenericError" and (status == 416 or (status is None and _is_beyond(said))):
+    if kind == "GenericError" and (status == 416 or (status is None and _BEYOND.search(said))):
         return CorruptError(ErrorCode.SIZE_MISMATCH, f"is shorter than it must be ({said})", where=key)
     if _no_credentials(error):
         how = next(
@@ -287,11 +290,6 @@ def _told(error: Exception, key: str) -> DeltaFormatError:
         )
         return StoreError(ErrorCode.STORE_FAILED, advice, where=key)
     return StoreError(ErrorCode.STORE_FAILED, f"the store failed: {said}", where=key)
-
-
-def _is_beyond(said: str) -> bool:
-    """Memory and others than HTTP stores differ in how they say that a range reaches beyond the end."""
-    return "range" in said.lower() and "non-partial" not in said and "http" not in said.lower()
 
 
 def _first_line(text: str) -> str:

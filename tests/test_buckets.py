@@ -11,6 +11,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import azurite
 import pytest
 from faultproxy import FaultProxy, Faults
 from radosgw import free_port, signed_request
@@ -61,6 +62,22 @@ class TestFaultyS3(StorageTests):
 
     # A reply that was lost is told as "exists": who cares reads back, as records are (DF-CMT-02).
     test_create = test_a_miss_is_not_remembered = test_one_of_many_creates_wins = test_buffers = None
+
+
+@pytest.fixture(scope="module")
+def azure():
+    """Options of an emulated Azure with the container `tests`."""
+    reason = azurite.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with azurite.running("tests") as options:
+        yield options
+
+
+class TestAzure(StorageTests):
+    @pytest.fixture
+    def storage(self, azure) -> Storage:
+        return open_storage(f"az://{fresh().partition('://')[2]}", options=azure)
 
 
 def whole_object(server, path: str) -> bytes:

@@ -16,6 +16,7 @@ from deltaformat.errors import (
 from deltaformat.localstorage import LocalStorage
 from deltaformat.objectstorage import ObstoreStorage
 from deltaformat.redaction import redact
+from deltaformat.retrying import Retry
 from deltaformat.singlewriter import SingleWriterStorage
 from deltaformat.storage import NotStoredError, Storage, chunks_of, open_storage
 from deltaformat.testing import StorageTests
@@ -144,6 +145,40 @@ def test_put_that_is_told_of_an_existing_object(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(obstore, "put", Broken(AlreadyExistsError("exists")))
     assert storage.create(KEY, b"") is False
     assert code_of(lambda: storage.put(KEY, b""), StoreError) is ErrorCode.STORE_FAILED
+
+
+def test_a_race_without_a_winner_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DF-CMT-02: S3's 409 says to try again; Azure's, and every 412, that the object exists."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError
+    from obstore.store import MemoryStore
+
+    text = (
+        "Object at location x already exists: Server returned non-2xx status code: {}: <Error><Code>{}</Code>"
+    )
+    racing = AlreadyExistsError(text.format("409 Conflict", "ConditionalRequestConflict"))
+    answers: list[Exception] = [racing, racing]
+    puts: list[object] = []
+
+    def put(*args: object, **kwargs: object) -> None:
+        puts.append(args)
+        if answers:
+            raise answers.pop()
+
+    pauses: list[float] = []
+    storage = ObstoreStorage(MemoryStore(), "memory://x", retry=Retry(sleep=pauses.append))
+    monkeypatch.setattr(obstore, "put", put)
+    assert storage.create(KEY, b"") is True
+    assert (len(puts), len(pauses)) == (3, 2)
+    for status, code in (
+        ("409 Conflict", "BlobAlreadyExists"),
+        ("412 Precondition Failed", "PreconditionFailed"),
+    ):
+        answers.append(AlreadyExistsError(text.format(status, code)))
+        assert storage.create(KEY, b"") is False
+    answers.append(racing)
+    hurried = ObstoreStorage(MemoryStore(), "memory://x", retry=Retry(seconds=0))
+    assert code_of(lambda: hurried.create(KEY, b""), StoreError) is ErrorCode.STORE_FAILED
 
 
 def test_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,9 @@ class HubClient:
                     raise _failed(str(error), where) from None
             except Exception as error:
                 reply = getattr(error, "response", None)
+                failures = getattr(error, "failures", None)
+                if failures:  # the Hub took the request, and could not do all of it
+                    raise _failed(str(failures[0].get("error", failures[0])), where) from None
                 if reply is None:
                     refused = _XET_STATUS.search(str(error))
                     if refused:  # by what hf_xet asked the Hub for

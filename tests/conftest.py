@@ -1,6 +1,5 @@
 """Hypothesis profiles, `ci`: small, always the same, `nightly`: explores; the codec's engines; servers."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -65,6 +64,8 @@ def pytest_unconfigure(config):
 @pytest.fixture(scope="session")
 def s3_server():
     """A real S3 server, and a bucket `tests`; see radosgw.py."""
+    import fcntl
+
     reason = radosgw.why_not()
     if reason is not None:
         if os.environ.get("CI") == "true":

@@ -89,6 +89,7 @@ class _Shared:
     random: random.Random
     whole: Callable[[str], bytes] | None
     overwrite: Callable[[str, bytes], object] | None
+    only: Callable[[str, str], bool]
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: Counter[str] = field(default_factory=Counter)
     passed: list[Passed] = field(default_factory=list)
@@ -105,6 +106,7 @@ class FaultProxy:
         whole: Gets an object's path and gives all of it, for ranges that are ignored: without `Range` the
             client's signature would not fit.
         overwrite: Puts an object, given its path and bytes: then `If-None-Match` is ignored.
+        only: Which requests faults happen to, by method and path.
     """
 
     def __init__(
@@ -115,12 +117,19 @@ class FaultProxy:
         seed: int = 0,
         whole: Callable[[str], bytes] | None = None,
         overwrite: Callable[[str, bytes], object] | None = None,
+        only: Callable[[str, str], bool] = lambda method, path: True,
     ) -> None:
         parts = urlsplit(upstream)
         assert parts.hostname
         assert parts.port
         self._shared = _Shared(
-            parts.hostname, parts.port, faults or Faults(), random.Random(seed), whole, overwrite
+            host=parts.hostname,
+            port=parts.port,
+            faults=faults or Faults(),
+            random=random.Random(seed),
+            whole=whole,
+            overwrite=overwrite,
+            only=only,
         )
         handler = type("Handler", (_Handler,), {"shared": self._shared})
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -206,6 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
         with shared.lock:
             fault = shared.faults.choose(shared.random.random())
             share = shared.random.random()
+            if not shared.only(self.command, self.path):
+                fault = None
             can_ignore = self.command == "GET" and "range" in self.headers and shared.whole is not None
             if (fault == "late" and self.command != "PUT") or (fault == "no_range" and not can_ignore):
                 fault = None

@@ -21,6 +21,7 @@ from tinystore import BLOCK, content, truth, weights
 import deltaformat as df
 from deltaformat import buckets
 from deltaformat.errors import (
+    CommitUnknown,
     CorruptError,
     DeltaFormatError,
     ErrorCode,
@@ -287,6 +288,62 @@ def test_a_server_that_ignores_the_condition_is_refused(s3_server):
     assert content(df.open(url, storage_options=s3_server.options()).version().state_dict()) == truth(2)
 
 
+@pytest.mark.parametrize("arrives", ["before the next writer", "after it", "never"])
+def test_a_commit_whose_outcome_nobody_knew(s3_server, arrives):
+    """DF-CMT-02, DF-CMT-03: its writer writes no more; the next one finds it or takes its place."""
+    url = fresh()
+    faults = Faults(lost_request=1.0) if arrives == "never" else Faults(late=1.0, late_seconds=1.5)
+    with FaultProxy(
+        s3_server.endpoint, only=lambda method, path: method == "PUT" and "/log/" in path
+    ) as proxy:
+        options = s3_server.options(endpoint=proxy.endpoint, retry_seconds="0.2", timeout="0.3")
+        store = df.create(url, block_bytes=BLOCK, storage_options=options)
+        store._context.log._retry = Retry(seconds=0.2)
+        writer = store.writer()
+        writer.commit(step=0, tensors=weights(0))
+        proxy.faults = faults
+        for _ in range(2):
+            with pytest.raises(CommitUnknown):
+                writer.commit(step=1, tensors=weights(1))
+        proxy.faults = Faults()
+        if arrives == "before the next writer":
+            proxy.settle()
+        store = df.open(url, storage_options=s3_server.options())
+        with store.writer() as following:
+            proxy.settle()
+            info = following.commit(step=1, tensors=weights(1))
+            assert info.created is (arrives != "before the next writer")
+            following.commit(step=2, tensors=weights(2))
+        with pytest.raises(CommitUnknown):
+            writer.commit(step=2, tensors=weights(2))
+        writer.close()
+    assert [record.step for record in store.log() if record.kind == "commit"] == [2, 1, 0]
+    assert df.open(url, storage_options=s3_server.options()).verify(all=True).findings == []
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_commit_whose_reply_is_lost_is_no_conflict(s3_server, lost):
+    """DF-CMT-02: the client asks again and is told that the record exists: it is its own."""
+    url, left = fresh(), [0]
+
+    def only(method: str, path: str) -> bool:
+        if method == "PUT" and "/log/" in path and left[0]:
+            left[0] -= 1
+            return True
+        return False
+
+    with FaultProxy(s3_server.endpoint, Faults(lost_reply=1.0), only=only) as proxy:
+        options = s3_server.options(endpoint=proxy.endpoint)
+        store = df.create(url, block_bytes=BLOCK, storage_options=options)
+        with store.writer() as writer:
+            for step in range(3):
+                left[0] = lost
+                assert writer.commit(step=step, tensors=weights(step)).created
+                assert left == [0]
+        assert proxy.counts["lost_reply"] >= 3 * lost
+    assert [record.step for record in store.log() if record.kind == "commit"] == [2, 1, 0]
+
+
 def test_an_outage_is_told(s3_server):
     """DF-STO-04: a server that is down, or answers 503 and 500, is an error in the time asked for."""
     url = fresh()
@@ -347,6 +404,37 @@ def test_a_large_object_goes_in_parts(s3_server, monkeypatch):
         assert [passed.method for passed in proxy.passed()] == ["POST", "PUT", "PUT", "POST"]
         assert storage.get(PACK) == data
         assert bytes(storage.get_ranges(PACK, [(16 << 20, 10)])[0]) == data[16 << 20 :][:10]
+
+
+def test_what_a_step_costs(s3_server):
+    """A commit is its packs and four requests at most, a follower's step its packs and three."""
+    url = fresh()
+    with FaultProxy(s3_server.endpoint) as proxy:
+        options = s3_server.options(endpoint=proxy.endpoint)
+        store = df.create(url, block_bytes=BLOCK, storage_options=options)
+        follower = df.open(url, storage_options=options)
+        with store.writer(policy=df.Policy(max_chain=64)) as writer:
+            writer.commit(step=0, tensors=weights(0))
+            before = follower.version()
+            held = before.state_dict()
+            for step in range(1, 12):
+                proxy.passed()
+                writer.commit(step=step, tensors=weights(step))
+                commit = proxy.passed()
+                packs = [p for p in commit if p.method == "PUT" and "/packs/" in p.path]
+                assert packs
+                replaced = [p for p in commit if p.method == "GET" and "/packs/" in p.path]  # of long chains
+                assert len(commit) - len(replaced) <= len(packs) + 4, commit
+                version = follower.version()
+                held = version.follow(before, held)
+                before = version
+                follow = proxy.passed()
+                read = [p for p in follow if p.method == "GET" and "/packs/" in p.path]
+                assert len(follow) <= len(read) + 3, follow
+                assert sum(p.received for p in read) <= sum(p.sent for p in packs)
+                assert {p.method for p in follow} == {"GET"}
+                assert not [p for p in commit + follow if "list-type" in p.path]
+        assert content(held) == truth(11)
 
 
 # -- collecting ----------------------------------------------------------------------------------------------

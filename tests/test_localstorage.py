@@ -485,3 +485,26 @@ def test_leftovers_are_those_of_objects_alone(tmp_path: Path) -> None:
     assert storage.remove_leftovers(older_than=-60) == len(ours)
     assert not any((tmp_path / name).exists() for name in ours)
     assert all((tmp_path / name).exists() for name in others)
+
+
+@posix
+def test_a_full_disk(tmp_path: Path) -> None:
+    """DF-CMT-01: what does not fit is an error that says so, nothing is stored, and no half of it stays."""
+    import resource
+
+    storage = LocalStorage(str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        for call in (
+            lambda: storage.put(PACK, bytes(200_000)),
+            lambda: storage.create(KEY, bytes(200_000)),
+            lambda: storage.put(PACK, [bytes(90_000), bytes(90_000)]),
+        ):
+            with pytest.raises(NotStoredError, match="cannot write it"):
+                call()
+        storage.put(PACK, bytes(90_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == {PACK}
+    assert storage.get(PACK) == bytes(90_000)

@@ -77,6 +77,6 @@ def s3_server():
         known = shared / "rgw" / "server.json"
         if known.exists():
             return radosgw.S3Server(**json.loads(known.read_text()))
-        server = radosgw.start(shared / "rgw")
+        server = radosgw.start_apart(shared / "rgw")
         radosgw.make_bucket(server, "tests")
         return server

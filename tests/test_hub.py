@@ -22,6 +22,7 @@ from deltaformat.errors import (
     StoreError,
     UnsupportedError,
 )
+from deltaformat.examine import examine
 from deltaformat.keys import record_key
 from deltaformat.retrying import Retry
 from deltaformat.storage import Storage, open_storage
@@ -93,6 +94,9 @@ def test_one_writer_only(hub):
             writer.commit(step=step, tensors=weights(step))
     assert content(df.open(url, storage_options=options(hub)).version().state_dict()) == truth(2)
     assert store.log()[-1].single_writer
+    found = examine(open_storage(url, options=options(hub)))
+    assert "by a single writer only" in found.verdict
+    assert [check.name for check in found.checks if not check.ok] == ["create-if-absent"]
 
 
 def test_the_token_goes_to_the_hub_and_nowhere_else(hub, monkeypatch):

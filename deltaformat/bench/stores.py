@@ -20,7 +20,8 @@ import deltaformat as df
 from deltaformat.bench.codecs import Codec, Mode, State, bits, changes, same_bits, serving
 from deltaformat.bench.coding import LossyError, timed
 from deltaformat.bench.inputs import Input
-from deltaformat.storage import ObstoreStorage, Storage
+from deltaformat.objectstorage import ObstoreStorage
+from deltaformat.storage import Storage
 
 __all__ = ["StoreRow", "in_memory", "measure_stores", "scratch"]
 

@@ -25,15 +25,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from states import Drift
-
 import deltaformat as df
+from deltaformat.bench.codecs import State
+from deltaformat.bench.synthetic import SyntheticTraining
 from deltaformat.keys import pack_key
 from deltaformat.storage import open_storage
 
-State = dict[str, npt.NDArray[np.generic]]
 Options = Mapping[str, str] | None
 Row = dict[str, Any]
 
@@ -164,11 +161,11 @@ def main() -> None:
     parser.add_argument("--store", help="measure times there, and count nothing")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    drift = Drift(options.megabytes << 20, tensor_bytes=4 << 20)
-    states: list[State] = [drift.state()]
+    training = SyntheticTraining((options.megabytes << 20) // 2, lr=3e-6)
+    states: list[State] = [training.state()]
     for _ in range(options.steps):
-        drift.step()
-        states.append(drift.state())
+        training.step()
+        states.append(training.state())
     rows: dict[str, Row] = {}
     if options.store:
         times = clock(f"{options.store}/{secrets.token_hex(4)}", None, states)

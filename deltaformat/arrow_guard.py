@@ -4,8 +4,8 @@ An Arrow reader trusts lengths that a hostile file states. It decompresses a buf
 that the buffer itself declares; and since flatbuffers are graphs, a schema of a few kilobytes can name one
 field, or one long string, a million times. So this module walks the few tables that say so first: the footer
 with its schema, and the message of the one record batch. It reads nothing else, follows every offset inside
-the bounds of its table, and counts what it visits. Buffers that together are longer than the body would be
-one buffer under several names, another way to make much of little. Compression is refused for both ways in
+the bounds of its table, and counts what it visits. Buffers that overlap would be one buffer under several
+names, another way to make much of little. Compression is refused for both ways in
 which files have announced it: the message's own member, and (before version 5 of the metadata, which is
 refused as a whole) an entry of its custom metadata.
 """
@@ -73,12 +73,12 @@ class _Table:
         """A `Block` struct: offset, bytes of metadata, bytes of body."""
         return self._read("<q", start), self._read("<i", start + 8), self._read("<q", start + 16)
 
-    def buffer_length(self, start: int) -> int:
-        """The length in a `Buffer` struct, which holds an offset before it; never below 0."""
-        length = self._read("<q", start + 8)
-        if length < 0:
-            raise _invalid("a buffer has a negative length", self.where)
-        return length
+    def buffer(self, start: int) -> tuple[int, int]:
+        """Where a `Buffer` struct says that its bytes begin and end, in the body."""
+        offset, length = self._read("<q", start), self._read("<q", start + 8)
+        if offset < 0 or length < 0:
+            raise _invalid("a buffer has a negative offset or length", self.where)
+        return offset, offset + length
 
     def _at(self, slot: int) -> int:
         vtable = self.position - self._read("<i", self.position)
@@ -208,8 +208,15 @@ def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
     start, count = batch.vector(2)
     if count > _MAX_BUFFERS:
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, f"it has {count} buffers", where=where)
-    if sum(batch.buffer_length(start + 16 * number) for number in range(count)) > body_bytes:
-        raise _invalid("its buffers overlap", where)
+    before = 0
+    for begin, end in sorted(batch.buffer(start + 16 * number) for number in range(count)):
+        if begin == end:
+            continue  # where a buffer without bytes begins says nothing
+        if begin < before:
+            raise _invalid("its buffers overlap", where)
+        if end > body_bytes:
+            raise _invalid("a buffer leads out of the body", where)
+        before = end
 
 
 def _invalid(message: str, where: str) -> MalformedError:

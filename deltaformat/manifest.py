@@ -269,14 +269,23 @@ def _pack_members(entry: PackEntry) -> dict[str, object]:
 
 def _pack_entry(members: dict[str, Any], where: str) -> PackEntry:
     key, url, sha256 = members.get("key"), members.get("url"), members.get("sha256")
-    size: Any = members.get("size")
-    if not is_natural(size) or (key is None) == (url is None):
-        raise _value("a pack has neither key nor url, or both, or no size", where)
+    size = _size(members, where)
+    if (key is None) == (url is None):
+        raise _value("a pack has neither key nor url, or both", where)
     if isinstance(key, str) and parse_key(key, where=where).kind is KeyKind.PACK:  # DF-KEY-01
         return PackRef(key, size)
     if isinstance(url, str) and isinstance(sha256, str) and _is_sha256(sha256):
         return ExternalRef(url, size, sha256)
     raise _value("a pack's key is not one of a pack, or its url lacks a sha256", where)
+
+
+def _size(members: dict[str, Any], where: str) -> int:
+    size = members.get("size")
+    if type(size) is not int:
+        raise MalformedError(ErrorCode.JSON_INVALID, "a pack or file has no integer `size`", where=where)
+    if not is_natural(size):
+        raise _value(f"a size of {size} cannot be", where)
+    return size
 
 
 def _is_sha256(text: str) -> bool:
@@ -287,9 +296,9 @@ def _files(entries: list[dict[str, Any]], where: str) -> tuple[FileRef, ...]:
     files = []
     for members in entries:
         path, key = members.get("path"), members.get("key")
-        size: Any = members.get("size")
-        if not isinstance(path, str) or not isinstance(key, str) or not is_natural(size):
-            raise _value("a file lacks path, key or size", where)
+        size = _size(members, where)
+        if not isinstance(path, str) or not isinstance(key, str):
+            raise _value("a file lacks path or key", where)
         check_sidecar_path(path, where=where)
         if parse_key(key, where=where).kind is not KeyKind.FILE:
             raise _value("a file's key is not one of a file", where)

@@ -254,7 +254,7 @@ def arrow_file(
         dictionary_blocks: List a dictionary in the footer.
         message_metadata: Give the batch's message custom metadata.
         footer_metadata: Give the footer custom metadata.
-        overlap: Let the last two buffers that have bytes share them.
+        overlap: Let the last buffer lie where another one begins with the same bytes.
         align: Multiple at which buffers begin.
         rows: The number of rows that the batch states.
     """
@@ -275,9 +275,9 @@ def arrow_file(
         buffers.append((len(body), len(part)))
         body += part + bytes(-len(part) % align)
     if overlap:
-        full = [number for number, (_, length) in enumerate(buffers) if length]
-        # The column before the last begins where the last does: both are lists of one-byte values or wider.
-        buffers[full[-1]] = (buffers[full[-3]][0], buffers[full[-1]][1])
+        # The same bytes at another's place: nothing but the place is wrong.
+        other = next(i for i, part in enumerate(parts[:-1]) if len(part) > 0 and part.startswith(parts[-1]))
+        buffers[-1] = (buffers[other][0], buffers[-1][1])
     count = len(columns[0].rows) if rows is None else rows
     slots: dict[int, object] = {
         0: _Scalar("q", count),

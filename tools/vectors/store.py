@@ -275,7 +275,7 @@ class Store:
             "requires": [],
         }
         made = self._hooked(f"record:{self.seq}", {**common, **members})
-        data = made if isinstance(made, bytes) else seal(made)
+        data = seal(made)
         data = self._hooked(f"bytes:{self.seq}", data)
         self.objects[f"log/{self.seq:020}.json"] = data
         self._prev = sha256(data)

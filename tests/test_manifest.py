@@ -441,7 +441,7 @@ MEMBERS = {
     "another block size (DF-MAN-09)": (metadata(block_bytes=512), "parts-disagree"),
     "another parent (DF-MAN-09)": (metadata(parent=4), "parts-disagree"),
     "no parent (DF-MAN-09)": (metadata(parent=None), "parts-disagree"),
-    "a pack without size": (metadata(packs=[{"key": KEY}]), "value-invalid"),
+    "a pack without size": (metadata(packs=[{"key": KEY}]), "json-invalid"),
     "a pack of negative size": (metadata(packs=[{"key": KEY, "size": -1}]), "value-invalid"),
     "a pack of huge size (DF-LIM-01)": (
         metadata(packs=[{"key": KEY, "size": (1 << 40) + 1}]),

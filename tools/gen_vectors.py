@@ -16,13 +16,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vectors import cases_content, cases_manifest, cases_payloads
+from vectors import cases_content, cases_json, cases_log, cases_manifest, cases_payloads
 from vectors.suite import Suite
 
 __all__ = ["build", "differences"]
 
 CASES = Path(__file__).resolve().parent.parent / "conformance" / "cases"
-AREAS = (cases_payloads, cases_content, cases_manifest)
+AREAS = (cases_payloads, cases_content, cases_manifest, cases_log, cases_json)
 
 
 def build() -> Suite:

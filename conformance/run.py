@@ -442,8 +442,10 @@ def _check_log(paths: Sequence[Path], store: Path) -> str | None:
                     return f"{where}: {entry['key']} is missing or has another size (DF-CMT-01)"
                 if int(entry["key"].split("/")[1]) != record["claim"]:
                     return f"{where}: {entry['key']} is not of its claim"
-                if packs.setdefault(entry["key"].rpartition("/")[2], seq) != seq:
-                    return f"{where}: an object has the bytes of one of record {packs[entry['key'].rpartition('/')[2]]} (DF-WR-03)"
+                if entry["key"].startswith("packs/"):
+                    made = packs.setdefault(entry["key"].rpartition("/")[2], seq)
+                    if made != seq:
+                        return f"{where}: {entry['key']} has the bytes of a pack of record {made} (DF-WR-03)"
             commits[seq] = record
         if record["kind"] in last:
             last[record["kind"]] = seq

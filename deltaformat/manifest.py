@@ -268,15 +268,25 @@ def _pack_members(entry: PackEntry) -> dict[str, object]:
 
 
 def _pack_entry(members: dict[str, Any], where: str) -> PackEntry:
-    key, url, sha256 = members.get("key"), members.get("url"), members.get("sha256")
     size = _size(members, where)
-    if (key is None) == (url is None):
-        raise _value("a pack has neither key nor url, or both", where)
-    if isinstance(key, str) and parse_key(key, where=where).kind is KeyKind.PACK:  # DF-KEY-01
-        return PackRef(key, size)
-    if isinstance(url, str) and isinstance(sha256, str) and _is_sha256(sha256):
+    if "key" in members and "url" in members:
+        raise _value("a pack has both key and url", where)
+    if "url" in members:
+        url, sha256 = _text(members, "url", where), _text(members, "sha256", where)
+        if not _is_sha256(sha256):
+            raise _value("an external object's sha256 is not 64 lowercase hex digits", where)
         return ExternalRef(url, size, sha256)
-    raise _value("a pack's key is not one of a pack, or its url lacks a sha256", where)
+    key = _text(members, "key", where)
+    if parse_key(key, where=where).kind is not KeyKind.PACK:  # DF-KEY-01
+        raise _value("a pack's key is not one of a pack", where)
+    return PackRef(key, size)
+
+
+def _text(members: dict[str, Any], name: str, where: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str):
+        raise MalformedError(ErrorCode.JSON_INVALID, f"a pack or file has no string `{name}`", where=where)
+    return value
 
 
 def _size(members: dict[str, Any], where: str) -> int:
@@ -295,10 +305,8 @@ def _is_sha256(text: str) -> bool:
 def _files(entries: list[dict[str, Any]], where: str) -> tuple[FileRef, ...]:
     files = []
     for members in entries:
-        path, key = members.get("path"), members.get("key")
+        path, key = _text(members, "path", where), _text(members, "key", where)
         size = _size(members, where)
-        if not isinstance(path, str) or not isinstance(key, str):
-            raise _value("a file lacks path or key", where)
         check_sidecar_path(path, where=where)
         if parse_key(key, where=where).kind is not KeyKind.FILE:
             raise _value("a file's key is not one of a file", where)

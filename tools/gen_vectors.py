@@ -16,13 +16,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vectors import cases_content, cases_json, cases_log, cases_manifest, cases_payloads
+from vectors import (
+    cases_content,
+    cases_json,
+    cases_log,
+    cases_manifest,
+    cases_payloads,
+    cases_reading,
+    cases_write,
+)
 from vectors.suite import Suite
 
 __all__ = ["build", "differences"]
 
 CASES = Path(__file__).resolve().parent.parent / "conformance" / "cases"
-AREAS = (cases_payloads, cases_content, cases_manifest, cases_log, cases_json)
+AREAS = (
+    cases_payloads,
+    cases_content,
+    cases_manifest,
+    cases_log,
+    cases_json,
+    cases_reading,
+    cases_write,
+)
 
 
 def build() -> Suite:

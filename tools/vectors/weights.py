@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from vectors.payloads import RAW, elements, pack
+from vectors.payloads import RAW, elements
+from vectors.payloads import pack as packed
 from vectors.store import NOT_FRESH, Hook, Store, Tensor, Version
 
 __all__ = ["DTYPE_OF", "change", "noise", "steps", "two"]
@@ -26,7 +27,7 @@ def change(data: bytes, width: int, differences: Mapping[int, int]) -> bytes:
     values = elements(data, width)
     for position, d in differences.items():
         values[position] += d
-    return pack(values, width)
+    return packed(values, width)
 
 
 def steps(
@@ -62,17 +63,14 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def two(
-    old: bytes, new: bytes, encoding: int, payload: object, *, width: int, hooks: Mapping[str, Hook] | None = None, block_bytes: int = 256
+    old: bytes, new: bytes, encoding: int, payload: object, *, width: int, block_bytes: int = 256
 ) -> Store:
-    """A raw step of one tensor, and one with `payload` on top."""
+    """One step of one tensor, whose chain is raw and then `payload`."""
     assert isinstance(payload, bytes) or hasattr(payload, "__bytes__")
-    return steps(
-        [(RAW, old, old), (encoding, bytes(payload), new)],  # type: ignore[call-overload]
-        dtype=DTYPE_OF[width],
-        shape=[len(old) // width],
-        hooks=hooks,
-        block_bytes=block_bytes,
-    )
-
-
-Builder = Callable[..., Store]
+    store = Store(block_bytes=block_bytes)
+    store.claim()
+    pack = store.pack()
+    chain = [pack.put(old, RAW), pack.put(bytes(payload), encoding)]  # type: ignore[call-overload]
+    version = Version({"w": Tensor(DTYPE_OF[width], [len(old) // width], new, [chain], [NOT_FRESH])})
+    store.commit(version)
+    return store

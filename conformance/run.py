@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -36,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 PROTOCOL = 1
 PROFILES = ("reader-core", "reader-full", "writer")
 CLASSES = frozenset(
-    "MALFORMED UNSUPPORTED CORRUPT MISSING INCONSISTENT LIMIT UNSAFE CONFLICT STORE NOT-REFUSED".split()
+    ["MALFORMED", "UNSUPPORTED", "CORRUPT", "MISSING", "INCONSISTENT", "LIMIT", "UNSAFE", "CONFLICT", "STORE", "NOT-REFUSED"]
 )
 MAX_REPLY = 64 << 20
 MAX_LOST = 5
@@ -136,12 +137,16 @@ class Adapter:
         if line is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
-            raise self._lost("crash", f"the adapter ended ({_status(self._process.returncode)}) without a reply")
+            raise self._lost(
+                "crash", f"the adapter ended ({_status(self._process.returncode)}) without a reply"
+            )
         try:
             reply = json.loads(line)
             self._check(reply)
         except (ValueError, TypeError) as error:
-            raise self._lost("malformed-reply", f"{error}: {line[:200].decode(errors='replace').strip()}") from None
+            raise self._lost(
+                "malformed-reply", f"{error}: {line[:200].decode(errors='replace').strip()}"
+            ) from None
         return dict(reply)
 
     def _check(self, reply: object) -> None:
@@ -241,6 +246,19 @@ def _placed(path: Path, source: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
+@contextlib.contextmanager
+def found_cases(directory: Path) -> Iterator[Path]:
+    """A directory of cases; installed packages have them in an archive of its name."""
+    archive = directory.with_name(f"{directory.name}.tar.xz")
+    if directory.exists() or not archive.exists():
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="deltaformat-cases-") as place:
+        with tarfile.open(archive) as packed:
+            packed.extractall(place, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        yield Path(place).resolve() / directory.name
+
+
 def load_cases(directory: Path) -> list[Case]:
     """All cases below a directory, by id."""
     cases = []
@@ -314,16 +332,26 @@ def compare(expect: Members, reply: Members, *, strict: bool = False) -> tuple[s
         return "failed", "accepted", f"must be refused as {wanted['class']} {wanted['code']}; was accepted"
     if reply["class"] != wanted["class"]:
         told = f"{reply['class']} {reply.get('code')} ({reply.get('message', '')})"
-        return "failed", "wrong-class", f"must be refused as {wanted['class']} {wanted['code']}; was as {told}"
+        return (
+            "failed",
+            "wrong-class",
+            f"must be refused as {wanted['class']} {wanted['code']}; was as {told}",
+        )
     if "held" in wanted and (text := difference({"held": wanted["held"]}, reply)):
-        return "failed", "wrong-value", f"after the failure the version read before is no more what it was: {text}"
+        return (
+            "failed",
+            "wrong-value",
+            f"after the failure the version read before is no more what it was: {text}",
+        )
     if reply.get("code") != wanted["code"]:
         text = f"the code is {reply.get('code')} instead of {wanted['code']}"
         return ("failed" if strict else "warning"), "other-code", text
     return "passed", "", ""
 
 
-def run_case(case: Case, adapter: Adapter, judges: Sequence[Adapter] = (), *, strict: bool = False) -> Outcome:
+def run_case(
+    case: Case, adapter: Adapter, judges: Sequence[Adapter] = (), *, strict: bool = False
+) -> Outcome:
     """Run one case."""
     start = time.monotonic()
 
@@ -389,7 +417,11 @@ def check_written(store: Path) -> str | None:
     for path in [store / "deltaformat.json", *sorted((store / "log").glob("*"))]:
         if text := _check_sealed(path.read_bytes()):
             return f"{path.name}: {text} (DF-JSN-03)"
-    return _check_log(sorted((store / "log").glob("*")), store)
+    paths = sorted((store / "log").glob("*"))
+    hint = store / "hints" / "tail.json"
+    if hint.is_file() and json.loads(hint.read_bytes())["seq"] >= len(paths):
+        return "hints/tail.json names a record that is not there (DF-LOG-10)"
+    return _check_log(paths, store)
 
 
 def _check_sealed(data: bytes) -> str | None:
@@ -517,7 +549,13 @@ class Report:
             "claims": self.claims(),
             "failed": len(self.failed),
             "cases": [
-                {"id": o.case.id, "status": o.status, "reason": o.reason, "message": o.message, "seconds": round(o.seconds, 4)}
+                {
+                    "id": o.case.id,
+                    "status": o.status,
+                    "reason": o.reason,
+                    "message": o.message,
+                    "seconds": round(o.seconds, 4),
+                }
                 for o in self.outcomes
             ],
         }
@@ -593,7 +631,12 @@ def run(
     adapter.ask("hello", protocol=PROTOCOL)
     for judge in judges:
         judge.ask("hello", protocol=PROTOCOL)
-    claimed = [p for p in PROFILES if p in adapter.hello["profiles"] or (p, True) == ("reader-core", "reader-full" in adapter.hello["profiles"])]
+    claimed = [
+        p
+        for p in PROFILES
+        if p in adapter.hello["profiles"]
+        or (p, True) == ("reader-core", "reader-full" in adapter.hello["profiles"])
+    ]
     report = Report(adapter.hello["implementation"], claimed, version)
     lost = 0
     for case in cases:
@@ -617,14 +660,42 @@ def run(
 
 def parse(argv: Sequence[str] | None, prog: str | None, default: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog=prog, description="Run the conformance cases of deltaformat against an implementation.")
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Run the conformance cases of deltaformat against an implementation."
+    )
     shown = shlex.join(default) if default else "the reference, if `deltaformat` is installed"
     parser.add_argument("--adapter", metavar="CMD", help=f"the adapter's command (default: {shown})")
-    parser.add_argument("--judge", metavar="CMD", action="append", default=[], help="another adapter that reads what the writer wrote; may be repeated")
-    parser.add_argument("--profile", choices=PROFILES, action="append", default=[], help="only cases of this profile, claimed or not; may be repeated")
-    parser.add_argument("--filter", metavar="TEXT", action="append", default=[], help="only cases whose id holds TEXT, or is ID for =ID; may be repeated")
-    parser.add_argument("--cases", metavar="DIR", type=Path, default=HERE / "cases", help="where the cases are (default: beside this file)")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=30.0, help="for one reply (default: 30)")
+    parser.add_argument(
+        "--judge",
+        metavar="CMD",
+        action="append",
+        default=[],
+        help="another adapter that reads what the writer wrote; may be repeated",
+    )
+    parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        action="append",
+        default=[],
+        help="only cases of this profile, claimed or not; may be repeated",
+    )
+    parser.add_argument(
+        "--filter",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only cases whose id holds TEXT, or is ID for =ID; may be repeated",
+    )
+    parser.add_argument(
+        "--cases",
+        metavar="DIR",
+        type=Path,
+        default=HERE / "cases",
+        help="where the cases are (default: beside this file)",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=30.0, help="for one reply (default: 30)"
+    )
     parser.add_argument("--strict", action="store_true", help="another code of the right class fails")
     parser.add_argument("--list", action="store_true", help="print the cases and run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -638,7 +709,12 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None, default:
         options = parse(argv, prog, default)
     except SystemExit as request:
         return int(request.code or 0)
-    cases = chosen(load_cases(options.cases), options.filter)
+    with found_cases(options.cases) as directory:
+        return _run(options, directory, default)
+
+
+def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -> int:
+    cases = chosen(load_cases(directory), options.filter)
     if not cases:
         print(f"no cases below {options.cases} that match", file=sys.stderr)
         return 2
@@ -656,16 +732,29 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None, default:
         if options.json:
             return
         if outcome.status == "failed":
-            print(f"FAIL {outcome.case.id}: {outcome.reason}: {outcome.message}\n{advice(outcome)}", flush=True)
+            print(
+                f"FAIL {outcome.case.id}: {outcome.reason}: {outcome.message}\n{advice(outcome)}", flush=True
+            )
         elif outcome.status == "warning":
             print(f"warning {outcome.case.id}: {outcome.message}", flush=True)
 
     start = time.monotonic()
     try:
-        report = run(cases, adapter, version=version, profiles=options.profile, judges=judges, strict=options.strict, each=each)
+        report = run(
+            cases,
+            adapter,
+            version=version,
+            profiles=options.profile,
+            judges=judges,
+            strict=options.strict,
+            each=each,
+        )
     except AdapterError as error:
         print(f"{shlex.join(command)}: {error}", file=sys.stderr)
-        print("the adapter must answer `hello`, see PROTOCOL.md, section 3; --adapter says what to run", file=sys.stderr)
+        print(
+            "the adapter must answer `hello`, see PROTOCOL.md, section 3; --adapter says what to run",
+            file=sys.stderr,
+        )
         return 2
     finally:
         for one in (adapter, *judges):
@@ -678,7 +767,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None, default:
         left_out = [o for o in report.outcomes if o.status == "left-out"]
         for reason in sorted({o.message for o in left_out}):
             print(f"left out: {sum(o.message == reason for o in left_out)} cases: {reason}")
-        print(f"{report.implementation}: {len(report.outcomes) - len(left_out)} cases in {time.monotonic() - start:.1f} s, {len(report.failed)} failed")
+        print(
+            f"{report.implementation}: {len(report.outcomes) - len(left_out)} cases in {time.monotonic() - start:.1f} s, {len(report.failed)} failed"
+        )
         print("\n".join(report.claims()))
     return 1 if report.failed else 0
 

@@ -57,7 +57,9 @@ def open_version(store: df.Store, at: Mapping[str, Any]) -> df.Version:
     return store.version(**at)
 
 
-def describe(version: df.Version, tensors: Mapping[str, df.TensorBytes] | None, files: bool) -> dict[str, Any]:
+def describe(
+    version: df.Version, tensors: Mapping[str, df.TensorBytes] | None, files: bool
+) -> dict[str, Any]:
     """The reply of `read`; of `open` where `tensors` is None."""
     rows = []
     for name in by_bytes(version.keys() if tensors is None else tensors):
@@ -117,7 +119,9 @@ def follow(request: Mapping[str, Any]) -> dict[str, Any]:
             with open_version(store, request["at"]) as version:
                 followed = version.follow(previous, held)
                 tensors = {
-                    name: df.TensorBytes(version.info(name).dtype, version.info(name).shape, to_host(name, a).data)
+                    name: df.TensorBytes(
+                        version.info(name).dtype, version.info(name).shape, to_host(name, a).data
+                    )
                     for name, a in followed.items()
                 }
                 return describe(version, tensors, files=True)

@@ -156,7 +156,7 @@ def _field(column: Column) -> _Table:
         type_: _Table = _Table({})
         child_code, child_type = _type(column.kind.split(":", 1 + (code == _LARGE_LIST))[-1])
         children = [
-            _Table({0: column.child.encode(), 1: _Scalar("B", 1), 2: _Scalar("B", child_code), 3: child_type, 5: []})
+            _Table({0: column.child.encode(), 1: _Scalar("B", 1), 2: _Scalar("B", child_code), 3: child_type})
         ]
     else:
         code, type_ = _type(column.kind)
@@ -165,8 +165,9 @@ def _field(column: Column) -> _Table:
         1: _Scalar("B", int(column.nullable)),
         2: _Scalar("B", code),
         3: type_,
-        5: children,
     }
+    if children:
+        slots[5] = children
     if column.dictionary:
         slots[4] = _Table({0: _Scalar("q", 0), 1: _Table({0: _Scalar("i", 32), 1: _Scalar("B", 1)})})
     if column.metadata:
@@ -178,7 +179,11 @@ def _arrays(column: Column) -> tuple[list[tuple[int, int]], list[bytes]]:
     """Its nodes (length, nulls) and buffers."""
     rows = column.rows
     validity = column.validity or b""
-    nulls = 0 if column.validity is None else sum(1 for i in range(len(rows)) if not validity[i // 8] >> i % 8 & 1)
+    nulls = (
+        0
+        if column.validity is None
+        else sum(1 for i in range(len(rows)) if not validity[i // 8] >> i % 8 & 1)
+    )
     offset = "<q" if column.kind.startswith("large:") else "<i"
     if not _is_list(column):
         if column.kind.endswith("utf8"):

@@ -174,7 +174,13 @@ def _sparse(suite: Suite) -> None:
     valid(
         "sparse/empty-strata",
         "strata without a position (between adjacent thresholds), and without a change",
-        two(_OLD2, change(_OLD2, 2, {11: 1}), SPARSE, sparse(_OLD2, change(_OLD2, 2, {11: 1}), 2, empty), width=2),
+        two(
+            _OLD2,
+            change(_OLD2, 2, {11: 1}),
+            SPARSE,
+            sparse(_OLD2, change(_OLD2, 2, {11: 1}), 2, empty),
+            width=2,
+        ),
         *ids,
         flags=["sparse"],
     )
@@ -251,9 +257,17 @@ def _sparse(suite: Suite) -> None:
 def _sparse_faults(suite: Suite) -> None:
     base = "valid/sparse/strata"
 
-    def fault(name: str, mutation: str, mutate: Callable[[Sparse], Any], *ids: str, error: tuple[str, str] = MALFORMED) -> None:
+    def fault(
+        name: str,
+        mutation: str,
+        mutate: Callable[[Sparse], Any],
+        *ids: str,
+        error: tuple[str, str] = MALFORMED,
+    ) -> None:
         payload = _strata(mutate)
-        suite.invalid(f"sparse/{name}", base, mutation, two(_OLD2, _NEW2, SPARSE, payload, width=2), error, *ids)
+        suite.invalid(
+            f"sparse/{name}", base, mutation, two(_OLD2, _NEW2, SPARSE, payload, width=2), error, *ids
+        )
 
     def put(**values: Any) -> Callable[[Sparse], None]:
         def mutate(payload: Sparse) -> None:
@@ -264,31 +278,94 @@ def _sparse_faults(suite: Suite) -> None:
 
     plain = _strata()
     for bit in (6, 7):
-        fault(f"reserved-bit-{bit}", f"bit {bit} of the first byte is set", put(header=plain.header | 1 << bit), "DF-ENC-06", error=UNKNOWN)
-    fault("thresholds-rise", "the second and the third threshold change places", put(thresholds=[0x3F00, 0x0100, 0x3000]), "DF-ENC-10")
-    fault("thresholds-equal", "two thresholds are equal", put(thresholds=[0x3F00, 0x0100, 0x0100]), "DF-ENC-10")
-    fault("threshold-above-m", "the first threshold is M + 1", put(thresholds=[0x8000, 0x3000, 0x0100]), "DF-ENC-10")
+        fault(
+            f"reserved-bit-{bit}",
+            f"bit {bit} of the first byte is set",
+            put(header=plain.header | 1 << bit),
+            "DF-ENC-06",
+            error=UNKNOWN,
+        )
+    fault(
+        "thresholds-rise",
+        "the second and the third threshold change places",
+        put(thresholds=[0x3F00, 0x0100, 0x3000]),
+        "DF-ENC-10",
+    )
+    fault(
+        "thresholds-equal", "two thresholds are equal", put(thresholds=[0x3F00, 0x0100, 0x0100]), "DF-ENC-10"
+    )
+    fault(
+        "threshold-above-m",
+        "the first threshold is M + 1",
+        put(thresholds=[0x8000, 0x3000, 0x0100]),
+        "DF-ENC-10",
+    )
     fault("threshold-zero", "the last threshold is 0", put(thresholds=[0x3F00, 0x3000, 0]), "DF-ENC-10")
     fault("k-27", "a k of 27", put(ks=[27, *plain.ks[1:]]), "DF-ENC-12")
-    fault("padding-of-signs", "a padding bit of the signs is set", put(signs=plain.signs[:-1] + bytes([plain.signs[-1] | 0x80])), "DF-ENC-14")
-    fault("padding-of-low-bits", "a padding bit of the last stratum's low bits is set", put(lows=plain.lows[:-1] + bytes([plain.lows[-1] | 0x80])), "DF-ENC-14")
-    fault("rank-beyond-stratum", "the first gap leads beyond the population of stratum 0", put(quotients=b"\x64" + plain.quotients[1:]), "DF-ENC-15")
+    fault(
+        "padding-of-signs",
+        "a padding bit of the signs is set",
+        put(signs=plain.signs[:-1] + bytes([plain.signs[-1] | 0x80])),
+        "DF-ENC-14",
+    )
+    fault(
+        "padding-of-low-bits",
+        "a padding bit of the last stratum's low bits is set",
+        put(lows=plain.lows[:-1] + bytes([plain.lows[-1] | 0x80])),
+        "DF-ENC-14",
+    )
+    fault(
+        "rank-beyond-stratum",
+        "the first gap leads beyond the population of stratum 0",
+        put(quotients=b"\x64" + plain.quotients[1:]),
+        "DF-ENC-15",
+    )
     last = plain.quotients[:-1] + bytes([plain.quotients[-1] + 2])
-    fault("rank-beyond-last-stratum", "the last gap leads beyond the population of the last stratum", put(quotients=last), "DF-ENC-15")
+    fault(
+        "rank-beyond-last-stratum",
+        "the last gap leads beyond the population of the last stratum",
+        put(quotients=last),
+        "DF-ENC-15",
+    )
     fault("left-over", "one byte follows the last stream", put(tail=b"\0"), "DF-ENC-05")
     fault("cut", "the last byte is missing", lambda p: bytes(p)[:-1], "DF-ENC-05")
     fault("only-a-header", "nothing follows the first byte", lambda p: bytes(p)[:1], "DF-ENC-05")
     counts = b"".join(map(varint, plain.counts))
-    fault("varint-not-shortest", "c_0 is written with one byte too many", put(count_bytes=bytes([counts[0] | 0x80, 0]) + counts[1:]), "DF-ENC-01")
-    fault("varint-too-long", "c_0 is written in six bytes", put(count_bytes=bytes([counts[0] | 0x80]) + b"\x80\x80\x80\x80\0" + counts[1:]), "DF-ENC-01")
-    fault("varint-beyond-32-bits", "c_0 is 2^32", put(count_bytes=b"\x80\x80\x80\x80\x10" + counts[1:]), "DF-ENC-01")
-    fault("varint-cut", "the payload ends in the middle of c_0", lambda p: bytes(p)[:7] + b"\x80", "DF-ENC-01", "DF-ENC-05")
+    fault(
+        "varint-not-shortest",
+        "c_0 is written with one byte too many",
+        put(count_bytes=bytes([counts[0] | 0x80, 0]) + counts[1:]),
+        "DF-ENC-01",
+    )
+    fault(
+        "varint-too-long",
+        "c_0 is written in six bytes",
+        put(count_bytes=bytes([counts[0] | 0x80]) + b"\x80\x80\x80\x80\0" + counts[1:]),
+        "DF-ENC-01",
+    )
+    fault(
+        "varint-beyond-32-bits",
+        "c_0 is 2^32",
+        put(count_bytes=b"\x80\x80\x80\x80\x10" + counts[1:]),
+        "DF-ENC-01",
+    )
+    fault(
+        "varint-cut",
+        "the payload ends in the middle of c_0",
+        lambda p: bytes(p)[:7] + b"\x80",
+        "DF-ENC-01",
+        "DF-ENC-05",
+    )
 
     one = change(_OLD2, 2, {1: 1})
     single = "valid/sparse/plain-16-bit"
 
-    def other(name: str, mutation: str, payload: Sparse, *ids: str, new: bytes = one, old: bytes = _OLD2) -> None:
-        suite.invalid(f"sparse/{name}", single, mutation, two(old, new, SPARSE, payload, width=2), MALFORMED, *ids)
+    def other(
+        name: str, mutation: str, payload: Sparse, *ids: str, new: bytes = one, old: bytes = _OLD2
+    ) -> None:
+        suite.invalid(
+            f"sparse/{name}", single, mutation, two(old, new, SPARSE, payload, width=2), MALFORMED, *ids
+        )
 
     nothing = Sparse(1, 2, [], [0], [], b"", b"", b"", b"", [b"", b""])
     other("no-change", "c = 0: a payload that changes nothing", nothing, "DF-ENC-11", new=_OLD2)
@@ -298,10 +375,21 @@ def _sparse_faults(suite: Suite) -> None:
     other("more-changes-than-elements", "c = n + 1", many, "DF-ENC-11")
     huge = sparse(_OLD2, one, 2)
     huge.counts = [2**32 - 1]
-    other("four-billion-changes", "c = 2^32 - 1 in a payload of a few bytes: refused before memory is taken for it", huge, "DF-ENC-11", "DF-LIM-02")
+    other(
+        "four-billion-changes",
+        "c = 2^32 - 1 in a payload of a few bytes: refused before memory is taken for it",
+        huge,
+        "DF-ENC-11",
+        "DF-LIM-02",
+    )
     big = sparse(_OLD2, one, 2)
     big.magnitudes, big.signs = [b"\xff", b"\x7f"], b"\0"
-    other("magnitude-m-positive", "|d| - 1 = M with sign 0: the most negative difference in its second form", big, "DF-ENC-16")
+    other(
+        "magnitude-m-positive",
+        "|d| - 1 = M with sign 0: the most negative difference in its second form",
+        big,
+        "DF-ENC-16",
+    )
     big = sparse(_OLD2, one, 2)
     big.magnitudes, big.signs = [b"\0", b"\x80"], b"\1"
     other("magnitude-above-m", "|d| - 1 = M + 1", big, "DF-ENC-16")
@@ -350,7 +438,11 @@ def _sparse_faults(suite: Suite) -> None:
         "sparse/width-does-not-divide",
         single,
         "a block of 5 bytes with a payload of width 2",
-        steps([(RAW, odd, odd), (SPARSE, bytes(sparse(odd[:4], odd_new[:4], 2)), odd_new)], dtype="U8", shape=[5]),
+        steps(
+            [(RAW, odd, odd), (SPARSE, bytes(sparse(odd[:4], odd_new[:4], 2)), odd_new)],
+            dtype="U8",
+            shape=[5],
+        ),
         MALFORMED,
         "DF-ENC-07",
     )
@@ -378,12 +470,20 @@ def _streams(suite: Suite) -> None:
         ("window", "a frame with a window of its own (1 KiB) instead of a single segment", framed(window=0)),
         ("window-128-mib", "a window of 128 MiB, the largest", framed(window=17 << 3)),
         ("dictionary-id-0", "a dictionary id of 0 is none", framed(dictionary=b"\0")),
-        ("dictionary-id-0-in-4-bytes", "a dictionary id of 0 in four bytes is none", framed(dictionary=bytes(4))),
+        (
+            "dictionary-id-0-in-4-bytes",
+            "a dictionary id of 0 in four bytes is none",
+            framed(dictionary=bytes(4)),
+        ),
         (
             "several-blocks",
             "a frame of a raw block, an empty one and a run",
             framed(
-                blocks=(200 << 3).to_bytes(3, "little") + content[:200] + bytes(3) + (56 << 3 | 3).to_bytes(3, "little") + b"\0"
+                blocks=(200 << 3).to_bytes(3, "little")
+                + content[:200]
+                + bytes(3)
+                + (56 << 3 | 3).to_bytes(3, "little")
+                + b"\0"
             ),
         ),
     ]
@@ -398,7 +498,14 @@ def _streams(suite: Suite) -> None:
         flags=["streams", "must-accept"],
     )
 
-    def fault(name: str, mutation: str, form: Callable[[bytes], bytes], *, error: tuple[str, str] = MALFORMED, ids: tuple[str, ...] = ("DF-ENC-09",)) -> None:
+    def fault(
+        name: str,
+        mutation: str,
+        form: Callable[[bytes], bytes],
+        *,
+        error: tuple[str, str] = MALFORMED,
+        ids: tuple[str, ...] = ("DF-ENC-09",),
+    ) -> None:
         suite.invalid(f"streams/{name}", base, mutation, store(form), error, *ids)
 
     def sized(data: bytes) -> Callable[[bytes], bytes]:
@@ -408,32 +515,82 @@ def _streams(suite: Suite) -> None:
     fault("no-content-size", "the frame states no content size", framed(size_bytes=0, window=0))
     fault("content-size-too-small", "the frame states and holds one byte less", sized(frame(content[:-1])))
     fault("content-size-too-large", "the frame states and holds one byte more", sized(frame(content + b"\0")))
-    fault("content-size-of-4-gib", "the frame states 2^32 - 1 bytes", framed(size=2**32 - 1, size_bytes=4), ids=("DF-ENC-09", "DF-LIM-02"))
+    fault(
+        "content-size-of-4-gib",
+        "the frame states 2^32 - 1 bytes",
+        framed(size=2**32 - 1, size_bytes=4),
+        ids=("DF-ENC-09", "DF-LIM-02"),
+    )
     fault("dictionary", "the frame names dictionary 7", framed(dictionary=b"\7"))
     fault("window-too-large", "the frame states a window of 144 MiB", framed(window=17 << 3 | 1))
-    fault("window-of-3-tib", "the frame states the largest window there is", framed(window=0xFF), ids=("DF-ENC-09", "DF-LIM-02"))
+    fault(
+        "window-of-3-tib",
+        "the frame states the largest window there is",
+        framed(window=0xFF),
+        ids=("DF-ENC-09", "DF-LIM-02"),
+    )
     fault("reserved-bit", "the reserved bit of the frame's header is set", framed(reserved=8))
-    fault("skippable-frame", "a skippable frame before the frame", sized(bytes.fromhex("502a4d1801000000ff") + good))
+    fault(
+        "skippable-frame",
+        "a skippable frame before the frame",
+        sized(bytes.fromhex("502a4d1801000000ff") + good),
+    )
     fault("two-frames", "a second, empty frame follows", sized(good + frame(b"")))
     fault("byte-after-frame", "a byte follows the frame, inside the stream", sized(good + b"\0"))
     fault("no-magic", "the frame does not begin with the magic number", sized(b"\x29" + good[1:]))
     fault("header-cut", "the stream ends in the middle of the frame's header", sized(MAGIC + good[4:5]))
     fault("magic-cut", "the stream is three bytes of the magic number", sized(MAGIC[:3]))
-    fault("stream-longer-than-payload", "the stream's header says more bytes than follow", lambda _: varint(len(good) + 1) + good, ids=("DF-ENC-05",))
+    fault(
+        "stream-longer-than-payload",
+        "the stream's header says more bytes than follow",
+        lambda _: varint(len(good) + 1) + good,
+        ids=("DF-ENC-05",),
+    )
     fault("frame-cut", "the frame lacks its last byte", sized(good[:-1]), error=FRAME)
     fault("no-blocks", "the frame ends after its header", sized(good[:7]), error=FRAME)
-    fault("block-type-reserved", "a block of the reserved type", framed(blocks=(1 << 3 | 7).to_bytes(3, "little") + b"\0"), error=FRAME)
-    fault("blocks-too-short", "the blocks hold one byte less than stated", framed(blocks=(255 << 3 | 1).to_bytes(3, "little") + content[:255]), error=FRAME)
-    fault("blocks-too-long", "the blocks hold one byte more than stated", framed(window=0, size_bytes=4, blocks=(257 << 3 | 1).to_bytes(3, "little") + content + b"\0"), error=FRAME)
+    fault(
+        "block-type-reserved",
+        "a block of the reserved type",
+        framed(blocks=(1 << 3 | 7).to_bytes(3, "little") + b"\0"),
+        error=FRAME,
+    )
+    fault(
+        "blocks-too-short",
+        "the blocks hold one byte less than stated",
+        framed(blocks=(255 << 3 | 1).to_bytes(3, "little") + content[:255]),
+        error=FRAME,
+    )
+    fault(
+        "blocks-too-long",
+        "the blocks hold one byte more than stated",
+        framed(window=0, size_bytes=4, blocks=(257 << 3 | 1).to_bytes(3, "little") + content + b"\0"),
+        error=FRAME,
+    )
     wrong = bytes([checked[-4] ^ 1]) + checked[-3:]
     fault("checksum-wrong", "the frame's checksum is wrong", sized(checked[:-4] + wrong), error=FRAME)
     fault("constant-cut", "a constant stream without its byte", lambda _: b"\1", ids=("DF-ENC-05",))
     fault("stored-cut", "a stored stream lacks its last byte", lambda c: b"\0" + c[:-1], ids=("DF-ENC-05",))
-    fault("header-not-shortest", "the stream's header 0 is written in two bytes", lambda c: b"\x80\0" + c, ids=("DF-ENC-01",))
+    fault(
+        "header-not-shortest",
+        "the stream's header 0 is written in two bytes",
+        lambda c: b"\x80\0" + c,
+        ids=("DF-ENC-01",),
+    )
     run = framed(size=256, blocks=((1 << 20) << 3 | 3).to_bytes(3, "little") + b"a")
-    fault("bomb", "a run of 1 MiB in a frame that states 256 bytes", run, error=FRAME, ids=("DF-ENC-09", "DF-LIM-02"))
+    fault(
+        "bomb",
+        "a run of 1 MiB in a frame that states 256 bytes",
+        run,
+        error=FRAME,
+        ids=("DF-ENC-09", "DF-LIM-02"),
+    )
     doubled = stream(content) + b""
-    fault("absent-stream-with-header", "a second stream where the width has one", lambda c: doubled + b"\0", ids=("DF-ENC-05", "DF-ENC-08"))
+    fault(
+        "absent-stream-with-header",
+        "a second stream where the width has one",
+        lambda c: doubled + b"\0",
+        ids=("DF-ENC-05", "DF-ENC-08"),
+    )
 
 
 # XXH64 of the content of `_streams`, its low four bytes, little-endian (RFC 8878).
@@ -477,17 +634,73 @@ def _chains(suite: Suite) -> None:
             at={"branch": "main", "step": step},
             flags=["chain"],
         )
-    suite.invalid("chains/base-needed-first", base, "the first piece of the chain is `sparse`", steps([(SPARSE, bytes(sparse(a, b, 2)), a)], dtype="BF16", shape=[24]), MALFORMED, "DF-ENC-02")
-    suite.invalid("chains/raw-on-top", base, "a later piece of the chain is `raw`", chain({2: RAW}, {2: c}), MALFORMED, "DF-ENC-02")
-    suite.invalid("chains/planes-on-top", base, "a later piece of the chain is `planes`", chain({2: PLANES}, {2: planes(c, 2)}), MALFORMED, "DF-ENC-02")
+    suite.invalid(
+        "chains/base-needed-first",
+        base,
+        "the first piece of the chain is `sparse`",
+        steps([(SPARSE, bytes(sparse(a, b, 2)), a)], dtype="BF16", shape=[24]),
+        MALFORMED,
+        "DF-ENC-02",
+    )
+    suite.invalid(
+        "chains/raw-on-top",
+        base,
+        "a later piece of the chain is `raw`",
+        chain({2: RAW}, {2: c}),
+        MALFORMED,
+        "DF-ENC-02",
+    )
+    suite.invalid(
+        "chains/planes-on-top",
+        base,
+        "a later piece of the chain is `planes`",
+        chain({2: PLANES}, {2: planes(c, 2)}),
+        MALFORMED,
+        "DF-ENC-02",
+    )
     for code in (4, 255):
-        suite.invalid(f"chains/encoding-{code}", base, f"a piece has the encoding {code}", chain({3: code}), UNKNOWN, "DF-ENC-03")
-    suite.invalid("chains/wrong-content", base, "a piece in the middle changes another element: every payload is right, the block is not", chain(payloads={1: bytes(sparse(a, change(a, 2, {1: 1}), 2, [0x4000]))}), ("CORRUPT", "digest-mismatch"), "DF-DIG-01")
+        suite.invalid(
+            f"chains/encoding-{code}",
+            base,
+            f"a piece has the encoding {code}",
+            chain({3: code}),
+            UNKNOWN,
+            "DF-ENC-03",
+        )
+    suite.invalid(
+        "chains/wrong-content",
+        base,
+        "a piece in the middle changes another element: every payload is right, the block is not",
+        chain(payloads={1: bytes(sparse(a, change(a, 2, {1: 1}), 2, [0x4000]))}),
+        ("CORRUPT", "digest-mismatch"),
+        "DF-DIG-01",
+    )
     two_raw = steps([(RAW, a, a)], dtype="BF16", shape=[24])
     raw = suite.valid("chains/raw", "a raw keyframe", two_raw, "DF-ENC-04", flags=["raw"])
-    suite.invalid("chains/raw-short", raw, "a raw piece one byte shorter than its block", _raw(a[:-1], a), MALFORMED, "DF-ENC-04")
-    suite.invalid("chains/raw-long", raw, "a raw piece one byte longer than its block", _raw(a + b"\0", a), MALFORMED, "DF-ENC-04")
-    suite.invalid("chains/raw-wrong", raw, "a raw piece whose last bit is wrong", _raw(a[:-1] + bytes([a[-1] ^ 1]), a), ("CORRUPT", "digest-mismatch"), "DF-DIG-01")
+    suite.invalid(
+        "chains/raw-short",
+        raw,
+        "a raw piece one byte shorter than its block",
+        _raw(a[:-1], a),
+        MALFORMED,
+        "DF-ENC-04",
+    )
+    suite.invalid(
+        "chains/raw-long",
+        raw,
+        "a raw piece one byte longer than its block",
+        _raw(a + b"\0", a),
+        MALFORMED,
+        "DF-ENC-04",
+    )
+    suite.invalid(
+        "chains/raw-wrong",
+        raw,
+        "a raw piece whose last bit is wrong",
+        _raw(a[:-1] + bytes([a[-1] ^ 1]), a),
+        ("CORRUPT", "digest-mismatch"),
+        "DF-DIG-01",
+    )
 
     long = Store()
     long.claim()
@@ -500,7 +713,14 @@ def _chains(suite: Suite) -> None:
         version.apply("w", 0, pack_.put(bytes(sparse(content, new, 1)), SPARSE), new)
         content = new
     long.commit(version)
-    sixty_four = suite.valid("chains/64-pieces", "a chain of 64 pieces, the most there may be", long, "DF-LIM-01", "DF-MAN-04", flags=["chain", "limit"])
+    sixty_four = suite.valid(
+        "chains/64-pieces",
+        "a chain of 64 pieces, the most there may be",
+        long,
+        "DF-LIM-01",
+        "DF-MAN-04",
+        flags=["chain", "limit"],
+    )
     over = Store()
     over.claim()
     pack_ = over.pack()
@@ -511,7 +731,15 @@ def _chains(suite: Suite) -> None:
         version.apply("w", 0, pack_.put(bytes(sparse(content, new, 1)), SPARSE), new)
         content = new
     over.commit(version)
-    suite.invalid("chains/65-pieces", sixty_four, "a chain of 65 pieces", over, ("MALFORMED", "manifest-invalid"), "DF-MAN-04", "DF-LIM-01")
+    suite.invalid(
+        "chains/65-pieces",
+        sixty_four,
+        "a chain of 65 pieces",
+        over,
+        ("MALFORMED", "manifest-invalid"),
+        "DF-MAN-04",
+        "DF-LIM-01",
+    )
 
 
 def _raw(payload: bytes, content: bytes) -> Store:

@@ -53,10 +53,28 @@ def _slices(suite: Suite) -> None:
     new = change(old, 2, {0: 1, 50: 7, 127: -1})
     version.apply("m", 1, store.pack().put(bytes(sparse(old, new, 2, [0x4000])), SPARSE), new)
     store.commit(version)
-    base = suite.valid("slices/whole", "the store that is sliced, read whole", store, "DF-RD-01", profile=FULL, flags=["slice"])
+    base = suite.valid(
+        "slices/whole",
+        "the store that is sliced, read whole",
+        store,
+        "DF-RD-01",
+        profile=FULL,
+        flags=["slice"],
+    )
 
     def part(name: str, title: str, tensor: str, *ranges: list[int], **members: Any) -> None:
-        suite.valid(f"slices/{name}", title, base, "DF-RD-01", op="slice", tensor=tensor, ranges=ranges, profile=FULL, flags=["slice"], **members)
+        suite.valid(
+            f"slices/{name}",
+            title,
+            base,
+            "DF-RD-01",
+            op="slice",
+            tensor=tensor,
+            ranges=ranges,
+            profile=FULL,
+            flags=["slice"],
+            **members,
+        )
 
     part("rows", "some rows: they begin and end inside blocks", "m", [7, 13], [0, 24])
     part("first-row", "the first row", "m", [0, 1], [0, 24])
@@ -75,8 +93,31 @@ def _slices(suite: Suite) -> None:
     part("complex", "complex elements", "c", [1, 3], [0, 2])
     part("step-0", "some rows of an older step", "m", [7, 13], [0, 24], at=at(0))
     data = tensors["f4"][2]
-    suite.valid("slices/sub-byte-rows", "rows of an F4 tensor: whole bytes", base, "DF-RD-01", "DF-BLK-01", op="slice", tensor="f4", ranges=[[2, 5], [0, 16]], profile=FULL, flags=["slice"], expect={"dtype": "F4", "shape": [3, 16], "nbytes": 24, "sha256": sha256(data[16:40])})
-    suite.valid("slices/no-such-tensor", "a slice of a tensor that is not there", base, "DF-ERR-01", op="slice", tensor="x", ranges=[[0, 1]], profile=FULL, error=("MISSING", "tensor-missing"), flags=["slice"])
+    suite.valid(
+        "slices/sub-byte-rows",
+        "rows of an F4 tensor: whole bytes",
+        base,
+        "DF-RD-01",
+        "DF-BLK-01",
+        op="slice",
+        tensor="f4",
+        ranges=[[2, 5], [0, 16]],
+        profile=FULL,
+        flags=["slice"],
+        expect={"dtype": "F4", "shape": [3, 16], "nbytes": 24, "sha256": sha256(data[16:40])},
+    )
+    suite.valid(
+        "slices/no-such-tensor",
+        "a slice of a tensor that is not there",
+        base,
+        "DF-ERR-01",
+        op="slice",
+        tensor="x",
+        ranges=[[0, 1]],
+        profile=FULL,
+        error=("MISSING", "tensor-missing"),
+        flags=["slice"],
+    )
 
     broken = dict(store.objects)
     key = next(k for k in broken if k.startswith("packs/") and broken[k].find(tensors["m"][2][512:768]) > 0)
@@ -86,9 +127,21 @@ def _slices(suite: Suite) -> None:
     broken[key] = bytes(damaged)
     for name, mutation, ranges in (
         ("block-damaged", "a bit of the block that holds the rows is another", [[12, 14], [0, 24]]),
-        ("block-damaged-elsewhere", "a bit of the block is another, outside the rows: its digest is checked before any byte is returned", [[11, 12], [0, 24]]),
+        (
+            "block-damaged-elsewhere",
+            "a bit of the block is another, outside the rows: its digest is checked before any byte is returned",
+            [[11, 12], [0, 24]],
+        ),
     ):
-        suite.invalid(f"slices/{name}", "valid/slices/rows", mutation, broken, CORRUPT, "DF-DIG-01", args={"ranges": ranges})
+        suite.invalid(
+            f"slices/{name}",
+            "valid/slices/rows",
+            mutation,
+            broken,
+            CORRUPT,
+            "DF-DIG-01",
+            args={"ranges": ranges},
+        )
 
 
 def _lazy(suite: Suite) -> None:
@@ -107,7 +160,14 @@ def _lazy(suite: Suite) -> None:
         version.tensors[name] = Tensor("U8", [len(data) // 10, 10], data, chains, [NOT_FRESH] * len(chains))
     version.files["notes.txt"] = (0, b"some notes")
     store.commit(version)
-    base = suite.valid("lazy/whole", "a pack per block, and a file: the store from which things are taken away", store, "DF-RD-01", profile=FULL, flags=["lazy"])
+    base = suite.valid(
+        "lazy/whole",
+        "a pack per block, and a file: the store from which things are taken away",
+        store,
+        "DF-RD-01",
+        profile=FULL,
+        flags=["lazy"],
+    )
 
     def without(*keys: str, damage: bool = False) -> dict[str, bytes]:
         objects = dict(store.objects)
@@ -126,15 +186,72 @@ def _lazy(suite: Suite) -> None:
 
     every = list(packs.values())
     file = next(k for k in store.objects if k.startswith("files/"))
-    lazy("open-without-blocks", "every pack and file is missing: opening needs none", without(*every, file), op="open")
-    lazy("open-with-damaged-blocks", "every pack and file is damaged", without(*every, file, damage=True), op="open")
-    lazy("one-tensor", "the packs of the other tensor and the file are missing", without(packs["b", 0], packs["b", 1], file), select=["a"])
-    lazy("rows-of-first-block", "only the first block's pack is there", without(packs["a", 1], packs["a", 2], packs["b", 0], packs["b", 1]), op="slice", tensor="a", ranges=[[3, 20], [0, 10]])
-    lazy("rows-of-last-block", "only the last block's pack is there", without(packs["a", 0], packs["a", 1]), op="slice", tensor="a", ranges=[[60, 70], [0, 10]])
-    lazy("rows-of-two-blocks", "the rows are in two blocks; the pack of the third is damaged", without(packs["a", 2], damage=True), op="slice", tensor="a", ranges=[[20, 30], [0, 10]])
-    lazy("no-rows", "an empty range needs no block", without(*every), op="slice", tensor="a", ranges=[[5, 5], [0, 10]])
-    suite.invalid("lazy/needed-block-missing", base, "the pack of a block in the middle is missing", without(packs["a", 1]), MISSING, "DF-RD-01")
-    suite.invalid("lazy/needed-rows-missing", "valid/lazy/rows-of-two-blocks", "the pack of one of the two blocks is missing", without(packs["a", 1]), MISSING, "DF-RD-01")
+    lazy(
+        "open-without-blocks",
+        "every pack and file is missing: opening needs none",
+        without(*every, file),
+        op="open",
+    )
+    lazy(
+        "open-with-damaged-blocks",
+        "every pack and file is damaged",
+        without(*every, file, damage=True),
+        op="open",
+    )
+    lazy(
+        "one-tensor",
+        "the packs of the other tensor and the file are missing",
+        without(packs["b", 0], packs["b", 1], file),
+        select=["a"],
+    )
+    lazy(
+        "rows-of-first-block",
+        "only the first block's pack is there",
+        without(packs["a", 1], packs["a", 2], packs["b", 0], packs["b", 1]),
+        op="slice",
+        tensor="a",
+        ranges=[[3, 20], [0, 10]],
+    )
+    lazy(
+        "rows-of-last-block",
+        "only the last block's pack is there",
+        without(packs["a", 0], packs["a", 1]),
+        op="slice",
+        tensor="a",
+        ranges=[[60, 70], [0, 10]],
+    )
+    lazy(
+        "rows-of-two-blocks",
+        "the rows are in two blocks; the pack of the third is damaged",
+        without(packs["a", 2], damage=True),
+        op="slice",
+        tensor="a",
+        ranges=[[20, 30], [0, 10]],
+    )
+    lazy(
+        "no-rows",
+        "an empty range needs no block",
+        without(*every),
+        op="slice",
+        tensor="a",
+        ranges=[[5, 5], [0, 10]],
+    )
+    suite.invalid(
+        "lazy/needed-block-missing",
+        base,
+        "the pack of a block in the middle is missing",
+        without(packs["a", 1]),
+        MISSING,
+        "DF-RD-01",
+    )
+    suite.invalid(
+        "lazy/needed-rows-missing",
+        "valid/lazy/rows-of-two-blocks",
+        "the pack of one of the two blocks is missing",
+        without(packs["a", 1]),
+        MISSING,
+        "DF-RD-01",
+    )
 
     deep = Store()
     deep.claim()
@@ -151,7 +268,13 @@ def _lazy(suite: Suite) -> None:
     gone = [e["key"] for seq in (first, first + 1) for e in _record(deep, seq)["manifests"]]
     for key in gone:
         del deep.objects[key]
-    suite.valid("lazy/older-manifests-missing", "the manifests of older steps are missing: one manifest is complete by itself", deep, "DF-RD-01", flags=["lazy"])
+    suite.valid(
+        "lazy/older-manifests-missing",
+        "the manifests of older steps are missing: one manifest is complete by itself",
+        deep,
+        "DF-RD-01",
+        flags=["lazy"],
+    )
 
 
 def _record(store: Store, seq: int) -> dict[str, Any]:
@@ -167,7 +290,10 @@ def _follow(suite: Suite) -> None:
     def store(hooks: Any = None, payload: Callable[[bytes, bytes], bytes] | None = None) -> Store:
         made = Store(hooks=hooks)
         made.claim()  # 0
-        version = made.keyframe({"w": ("BF16", [300], first), "b": ("F32", [25], second), "gone": ("U8", [60], third)}, files={"a.json": b"1"})
+        version = made.keyframe(
+            {"w": ("BF16", [300], first), "b": ("F32", [25], second), "gone": ("U8", [60], third)},
+            files={"a.json": b"1"},
+        )
         made.commit(version, step=0)  # 1
         version = version.next()
         pack = made.pack(nonce="1")
@@ -189,10 +315,29 @@ def _follow(suite: Suite) -> None:
         made.commit(version, step=2)  # 3
         return made
 
-    base = suite.valid("follow/whole", "three steps: changes, a new chain, tensors that come, go and change their dtype", store(), "DF-RD-02", profile=FULL, flags=["follow"])
+    base = suite.valid(
+        "follow/whole",
+        "three steps: changes, a new chain, tensors that come, go and change their dtype",
+        store(),
+        "DF-RD-02",
+        profile=FULL,
+        flags=["follow"],
+    )
 
-    def follow(name: str, title: str, start: dict[str, Any], to: dict[str, Any], made: Store | str = base, *ids: str) -> str:
-        return suite.valid(f"follow/{name}", title, made, *(ids or ("DF-RD-02",)), op="follow", start=start, at=to, profile=FULL, flags=["follow"])
+    def follow(
+        name: str, title: str, start: dict[str, Any], to: dict[str, Any], made: Store | str = base, *ids: str
+    ) -> str:
+        return suite.valid(
+            f"follow/{name}",
+            title,
+            made,
+            *(ids or ("DF-RD-02",)),
+            op="follow",
+            start=start,
+            at=to,
+            profile=FULL,
+            flags=["follow"],
+        )
 
     one = follow("one-step", "from step 0 to step 1: one fresh piece, one new tensor", at(0), at(1))
     follow("next-step", "from step 1 to step 2: a fresh piece, and a block that is read cold", at(1), at(2))
@@ -216,44 +361,148 @@ def _follow(suite: Suite) -> None:
 
     held_0 = store().held(at(0))
     held_1 = store().held(at(1))
-    suite.invalid("follow/new-tensor-damaged", one, "the new tensor's raw piece has a wrong bit: what was held stays as it was", damaged(1), CORRUPT, "DF-RD-03", "DF-DIG-01", held=held_0)
-    suite.invalid("follow/cold-block-damaged", "valid/follow/next-step", "a bit of the block that is read cold is wrong", damaged(2), CORRUPT, "DF-RD-03", held=held_1)
+    suite.invalid(
+        "follow/new-tensor-damaged",
+        one,
+        "the new tensor's raw piece has a wrong bit: what was held stays as it was",
+        damaged(1),
+        CORRUPT,
+        "DF-RD-03",
+        "DF-DIG-01",
+        held=held_0,
+    )
+    suite.invalid(
+        "follow/cold-block-damaged",
+        "valid/follow/next-step",
+        "a bit of the block that is read cold is wrong",
+        damaged(2),
+        CORRUPT,
+        "DF-RD-03",
+        held=held_1,
+    )
     wrong = store(payload=lambda old, new: bytes(sparse(old, change(old, 2, {1: 1, 90: -5}), 2, [0x4000])))
-    suite.invalid("follow/wrong-difference", one, "the fresh piece gives another element: the digest of the result is checked", wrong, CORRUPT, "DF-RD-02", "DF-RD-03", held=held_0)
+    suite.invalid(
+        "follow/wrong-difference",
+        one,
+        "the fresh piece gives another element: the digest of the result is checked",
+        wrong,
+        CORRUPT,
+        "DF-RD-02",
+        "DF-RD-03",
+        held=held_0,
+    )
     reserved = store(payload=lambda old, new: b"\xff" + bytes(sparse(old, new, 2, [0x4000]))[1:])
-    suite.invalid("follow/payload-reserved-bit", one, "a reserved bit of the fresh piece is set", reserved, ("UNSUPPORTED", "encoding-unknown"), "DF-RD-03", "DF-ENC-06", held=held_0)
-    suite.invalid("follow/no-such-step", one, "the version to go to is not there", store().objects, ("MISSING", "version-missing"), "DF-RD-03", held=held_0, args={"at": at(9)})
+    suite.invalid(
+        "follow/payload-reserved-bit",
+        one,
+        "a reserved bit of the fresh piece is set",
+        reserved,
+        ("UNSUPPORTED", "encoding-unknown"),
+        "DF-RD-03",
+        "DF-ENC-06",
+        held=held_0,
+    )
+    suite.invalid(
+        "follow/no-such-step",
+        one,
+        "the version to go to is not there",
+        store().objects,
+        ("MISSING", "version-missing"),
+        "DF-RD-03",
+        held=held_0,
+        args={"at": at(9)},
+    )
     gone = store()
     del gone.objects[key_of(gone, 2, "w", 1, 1)]
-    suite.invalid("follow/fresh-piece-missing", one, "the pack of the fresh piece is missing", gone.objects, MISSING, "DF-RD-03", held=held_0)
+    suite.invalid(
+        "follow/fresh-piece-missing",
+        one,
+        "the pack of the fresh piece is missing",
+        gone.objects,
+        MISSING,
+        "DF-RD-03",
+        held=held_0,
+    )
     gone = store()
     key = _record(gone, 2)["manifests"][0]["key"]
     del gone.objects[key]
-    suite.invalid("follow/manifest-missing", one, "the manifest of the version to go to is missing", gone.objects, MISSING, "DF-RD-03", held=held_0)
+    suite.invalid(
+        "follow/manifest-missing",
+        one,
+        "the manifest of the version to go to is missing",
+        gone.objects,
+        MISSING,
+        "DF-RD-03",
+        held=held_0,
+    )
 
     def rows(**changes: Callable[[list[Any]], list[Any]]) -> Store:
-        return store({"columns:2": lambda cols: [c.with_rows(changes[c.name](list(c.rows))) if c.name in changes else c for c in cols]})
+        return store(
+            {
+                "columns:2": lambda cols: [
+                    c.with_rows(changes[c.name](list(c.rows))) if c.name in changes else c for c in cols
+                ]
+            }
+        )
 
     # Rows at step 1: w, b, new.
-    suite.invalid("follow/fresh-0-but-changed", one, "`fresh` is 0 for a block that changed", rows(fresh=lambda r: [[0, 0, 0], *r[1:]]), INVALID, "DF-MAN-08", held=held_0)
-    suite.invalid("follow/fresh-without-counterpart", one, "`fresh` is 0 for a tensor that the parent does not have", rows(fresh=lambda r: [*r[:2], [0]]), INVALID, "DF-MAN-08", held=held_0)
+    suite.invalid(
+        "follow/fresh-0-but-changed",
+        one,
+        "`fresh` is 0 for a block that changed",
+        rows(fresh=lambda r: [[0, 0, 0], *r[1:]]),
+        INVALID,
+        "DF-MAN-08",
+        held=held_0,
+    )
+    suite.invalid(
+        "follow/fresh-without-counterpart",
+        one,
+        "`fresh` is 0 for a tensor that the parent does not have",
+        rows(fresh=lambda r: [*r[:2], [0]]),
+        INVALID,
+        "DF-MAN-08",
+        held=held_0,
+    )
 
     shrunk = Store()
     shrunk.claim()
     version = shrunk.keyframe({"w": ("U8", [200], first[:200])})
     shrunk.commit(version)
     version = version.next()
-    version.tensors["w"] = Tensor("U8", [100], first[:100], [[shrunk.pack(nonce="x").put(first[:100], RAW)]], [NOT_FRESH])
+    version.tensors["w"] = Tensor(
+        "U8", [100], first[:100], [[shrunk.pack(nonce="x").put(first[:100], RAW)]], [NOT_FRESH]
+    )
     shrunk.commit(version)
-    ok = follow("shorter-block", "a block that became shorter: `fresh` is 255", at(0), at(1), shrunk, "DF-MAN-08", "DF-RD-02")
-    other = Store(hooks={"columns:2": lambda cols: [c.with_rows([[0]]) if c.name == "fresh" else c for c in cols]})
+    ok = follow(
+        "shorter-block",
+        "a block that became shorter: `fresh` is 255",
+        at(0),
+        at(1),
+        shrunk,
+        "DF-MAN-08",
+        "DF-RD-02",
+    )
+    other = Store(
+        hooks={"columns:2": lambda cols: [c.with_rows([[0]]) if c.name == "fresh" else c for c in cols]}
+    )
     other.claim()
     version = other.keyframe({"w": ("U8", [200], first[:200])})
     other.commit(version)
     version = version.next()
-    version.tensors["w"] = Tensor("U8", [100], first[:100], [[other.pack(nonce="x").put(first[:100], RAW)]], [NOT_FRESH])
+    version.tensors["w"] = Tensor(
+        "U8", [100], first[:100], [[other.pack(nonce="x").put(first[:100], RAW)]], [NOT_FRESH]
+    )
     other.commit(version)
-    suite.invalid("follow/fresh-across-lengths", ok, "`fresh` is 0 for a block whose length differs from the parent's", other, INVALID, "DF-MAN-08", held=shrunk.held(at(0)))
+    suite.invalid(
+        "follow/fresh-across-lengths",
+        ok,
+        "`fresh` is 0 for a block whose length differs from the parent's",
+        other,
+        INVALID,
+        "DF-MAN-08",
+        held=shrunk.held(at(0)),
+    )
 
     forked = Store()
     forked.claim()  # 0
@@ -266,7 +515,13 @@ def _follow(suite: Suite) -> None:
     new = change(old, 1, {3: 1})
     side.apply("w", 0, forked.pack(3).put(bytes(sparse(old, new, 1)), SPARSE), new)
     forked.commit(side, branch="side", step=1)  # 4
-    follow("over-a-fork", "from a commit to its child on another branch", {"branch": "main"}, {"branch": "side"}, forked)
+    follow(
+        "over-a-fork",
+        "from a commit to its child on another branch",
+        {"branch": "main"},
+        {"branch": "side"},
+        forked,
+    )
     rewound = Store()
     rewound.claim()
     version = rewound.keyframe({"w": ("U8", [40], noise(40, 86))})
@@ -283,7 +538,15 @@ def _follow(suite: Suite) -> None:
     new = change(old, 1, {9: -1})
     version.apply("w", 0, rewound.pack(4).put(bytes(sparse(old, new, 1)), SPARSE), new)
     rewound.commit(version, step=2)  # 5
-    follow("over-a-rewind", "from a superseded commit to the one that took its step", {"seq": 3}, {"branch": "main"}, rewound, "DF-RD-02", "DF-LOG-07")
+    follow(
+        "over-a-rewind",
+        "from a superseded commit to the one that took its step",
+        {"seq": 3},
+        {"branch": "main"},
+        rewound,
+        "DF-RD-02",
+        "DF-LOG-07",
+    )
 
 
 def _rebased(suite: Suite) -> None:
@@ -315,8 +578,23 @@ def _rebased(suite: Suite) -> None:
     keyframe = store.pack(nonce="4").put(planes(new, 2), PLANES)
     version.replace("w", 0, [keyframe], new, fresh=0)
     store.commit(version, step=4)
-    base = suite.valid("rebase/whole", "a chain whose prefix was squashed, then replaced by a keyframe without a change", store, "DF-MAN-08", "DF-RD-02", "DF-CMT-08", flags=["chain", "rebase"])
-    suite.valid("rebase/step-3", "the step with the squashed prefix", base, "DF-MAN-08", at=at(3), flags=["chain", "rebase"])
+    base = suite.valid(
+        "rebase/whole",
+        "a chain whose prefix was squashed, then replaced by a keyframe without a change",
+        store,
+        "DF-MAN-08",
+        "DF-RD-02",
+        "DF-CMT-08",
+        flags=["chain", "rebase"],
+    )
+    suite.valid(
+        "rebase/step-3",
+        "the step with the squashed prefix",
+        base,
+        "DF-MAN-08",
+        at=at(3),
+        flags=["chain", "rebase"],
+    )
 
     def without(piece: Any) -> Store:
         made = Store()
@@ -324,9 +602,39 @@ def _rebased(suite: Suite) -> None:
         made.objects = {k: v for k, v in store.objects.items() if k != piece.pack.key}
         return made
 
-    follow = suite.valid("rebase/follower-needs-no-squashed-piece", "from step 2 to step 3, although the squashed piece's pack is missing", without(squashed), "DF-RD-02", "DF-MAN-08", op="follow", start=at(2), at=at(3), profile=FULL, flags=["follow", "rebase", "lazy"])
-    suite.valid("rebase/cold-reader-needs-it", "the same store, read cold", follow, "DF-RD-02", at=at(3), error=MISSING, profile=FULL, flags=["rebase", "lazy"])
-    suite.valid("rebase/follower-needs-no-keyframe", "from step 3 to step 4, although the new keyframe's pack is missing: `fresh` is 0", without(keyframe), "DF-RD-02", op="follow", start=at(3), at=at(4), profile=FULL, flags=["follow", "rebase", "lazy"])
+    follow = suite.valid(
+        "rebase/follower-needs-no-squashed-piece",
+        "from step 2 to step 3, although the squashed piece's pack is missing",
+        without(squashed),
+        "DF-RD-02",
+        "DF-MAN-08",
+        op="follow",
+        start=at(2),
+        at=at(3),
+        profile=FULL,
+        flags=["follow", "rebase", "lazy"],
+    )
+    suite.valid(
+        "rebase/cold-reader-needs-it",
+        "the same store, read cold",
+        follow,
+        "DF-RD-02",
+        at=at(3),
+        error=MISSING,
+        profile=FULL,
+        flags=["rebase", "lazy"],
+    )
+    suite.valid(
+        "rebase/follower-needs-no-keyframe",
+        "from step 3 to step 4, although the new keyframe's pack is missing: `fresh` is 0",
+        without(keyframe),
+        "DF-RD-02",
+        op="follow",
+        start=at(3),
+        at=at(4),
+        profile=FULL,
+        flags=["follow", "rebase", "lazy"],
+    )
 
     several = Store()
     several.claim()
@@ -339,7 +647,17 @@ def _rebased(suite: Suite) -> None:
     version.apply("w", 0, pack.put(bytes(sparse(zero, middle, 2)), SPARSE), middle)
     version.apply("w", 0, pack.put(bytes(sparse(middle, end, 2)), SPARSE), end)
     several.commit(version, step=1)
-    suite.valid("rebase/two-fresh-pieces", "two fresh pieces, applied in order", several, "DF-RD-02", op="follow", start=at(0), at=at(1), profile=FULL, flags=["follow"])
+    suite.valid(
+        "rebase/two-fresh-pieces",
+        "two fresh pieces, applied in order",
+        several,
+        "DF-RD-02",
+        op="follow",
+        start=at(0),
+        at=at(1),
+        profile=FULL,
+        flags=["follow"],
+    )
 
 
 ZONE = "/tmp/deltaformat-conformance-7f3a"
@@ -349,7 +667,9 @@ ZONE = "/tmp/deltaformat-conformance-7f3a"
 def _external(suite: Suite) -> None:
     data = noise(700, 95)
 
-    def store(url: str, *, copy: bytes | None = None, encoding: int = RAW, hooks: Any = None, content: bytes = data) -> Store:
+    def store(
+        url: str, *, copy: bytes | None = None, encoding: int = RAW, hooks: Any = None, content: bytes = data
+    ) -> Store:
         made = Store(hooks=hooks)
         made.claim()
         external = External(url, data)
@@ -363,9 +683,34 @@ def _external(suite: Suite) -> None:
         return made
 
     refused = ("UNSAFE", "external-refused")
-    base = suite.valid("external/refused-with-copy", "a URL that is not allowed; the store has a copy of the object", store("https://models.example/a/base.safetensors", copy=data), "DF-EXT-01", "DF-EXT-03", profile=FULL, flags=["external"])
-    suite.invalid("external/refused", base, "there is no copy", store("https://models.example/a/base.safetensors"), refused, "DF-EXT-01", "DF-SEC-01")
-    suite.valid("external/other-tensor", "a tensor that needs no external object", store("https://models.example/a/base.safetensors"), "DF-RD-01", "DF-EXT-01", select=["own"], profile=FULL, flags=["external", "lazy"])
+    base = suite.valid(
+        "external/refused-with-copy",
+        "a URL that is not allowed; the store has a copy of the object",
+        store("https://models.example/a/base.safetensors", copy=data),
+        "DF-EXT-01",
+        "DF-EXT-03",
+        profile=FULL,
+        flags=["external"],
+    )
+    suite.invalid(
+        "external/refused",
+        base,
+        "there is no copy",
+        store("https://models.example/a/base.safetensors"),
+        refused,
+        "DF-EXT-01",
+        "DF-SEC-01",
+    )
+    suite.valid(
+        "external/other-tensor",
+        "a tensor that needs no external object",
+        store("https://models.example/a/base.safetensors"),
+        "DF-RD-01",
+        "DF-EXT-01",
+        select=["own"],
+        profile=FULL,
+        flags=["external", "lazy"],
+    )
     revision = "0123456789abcdef0123456789abcdef01234567"
     for name, url in (
         ("http", "http://models.example/base"),
@@ -389,7 +734,15 @@ def _external(suite: Suite) -> None:
         ("empty", ""),
         ("relative", "base.safetensors"),
     ):
-        suite.invalid(f"external/{name}", base, f"the URL is {url[:60]!a}, and there is no copy", store(url), refused, "DF-EXT-01", "DF-SEC-01")
+        suite.invalid(
+            f"external/{name}",
+            base,
+            f"the URL is {url[:60]!a}, and there is no copy",
+            store(url),
+            refused,
+            "DF-EXT-01",
+            "DF-SEC-01",
+        )
     for name, allow in (
         ("prefix-inside-host", ["https://models"]),
         ("prefix-inside-segment", ["https://models.example/a/base"]),
@@ -397,31 +750,164 @@ def _external(suite: Suite) -> None:
         ("prefix-of-other-case", ["https://models.example/A/"]),
         ("prefix-empty", [""]),
     ):
-        suite.invalid(f"external/{name}", base, f"there is no copy, and the user allows {allow[0]!r} only", store("https://models.example/a/base.safetensors"), refused, "DF-EXT-01", args={"allow": allow})
-    suite.invalid("external/copy-damaged", base, "the copy has a wrong bit", store("https://models.example/a/base.safetensors", copy=data[:-1] + bytes([data[-1] ^ 1])), CORRUPT, "DF-DIG-01", "DF-EXT-03")
-    suite.invalid("external/copy-cut", base, "the copy is cut", store("https://models.example/a/base.safetensors", copy=data[:600]), ("CORRUPT", "size-mismatch"), "DF-EXT-03")
+        suite.invalid(
+            f"external/{name}",
+            base,
+            f"there is no copy, and the user allows {allow[0]!r} only",
+            store("https://models.example/a/base.safetensors"),
+            refused,
+            "DF-EXT-01",
+            args={"allow": allow},
+        )
+    suite.invalid(
+        "external/copy-damaged",
+        base,
+        "the copy has a wrong bit",
+        store("https://models.example/a/base.safetensors", copy=data[:-1] + bytes([data[-1] ^ 1])),
+        CORRUPT,
+        "DF-DIG-01",
+        "DF-EXT-03",
+    )
+    suite.invalid(
+        "external/copy-cut",
+        base,
+        "the copy is cut",
+        store("https://models.example/a/base.safetensors", copy=data[:600]),
+        ("CORRUPT", "size-mismatch"),
+        "DF-EXT-03",
+    )
 
     def with_entry(change_: Callable[[dict[str, Any]], Any]) -> Store:
-        return store("https://models.example/a/base.safetensors", copy=data, hooks={"meta:1": lambda m: m | {"packs": [change_(p) if "url" in p else p for p in m["packs"]]}})
+        return store(
+            "https://models.example/a/base.safetensors",
+            copy=data,
+            hooks={"meta:1": lambda m: m | {"packs": [change_(p) if "url" in p else p for p in m["packs"]]}},
+        )
 
     value = ("MALFORMED", "value-invalid")
-    suite.invalid("external/no-sha256", base, "the entry has no sha256", with_entry(lambda p: {k: v for k, v in p.items() if k != "sha256"}), ("MALFORMED", "json-invalid"), "DF-KEY-01", "DF-JSN-01")
-    suite.invalid("external/sha256-capitals", base, "the entry's sha256 has capitals", with_entry(lambda p: p | {"sha256": "AB" * 32}), value, "DF-KEY-01")
-    suite.invalid("external/key-and-url", base, "the entry has a key, too", with_entry(lambda p: p | {"key": f"packs/{0:020}/{'ab' * 32}.safetensors"}), value, "DF-MAN-11")
-    suite.invalid("external/piece-beyond", base, "the entry states a size that its pieces exceed", with_entry(lambda p: p | {"size": 699}), INVALID, "DF-MAN-03")
+    suite.invalid(
+        "external/no-sha256",
+        base,
+        "the entry has no sha256",
+        with_entry(lambda p: {k: v for k, v in p.items() if k != "sha256"}),
+        ("MALFORMED", "json-invalid"),
+        "DF-KEY-01",
+        "DF-JSN-01",
+    )
+    suite.invalid(
+        "external/sha256-capitals",
+        base,
+        "the entry's sha256 has capitals",
+        with_entry(lambda p: p | {"sha256": "AB" * 32}),
+        value,
+        "DF-KEY-01",
+    )
+    suite.invalid(
+        "external/key-and-url",
+        base,
+        "the entry has a key, too",
+        with_entry(lambda p: p | {"key": f"packs/{0:020}/{'ab' * 32}.safetensors"}),
+        value,
+        "DF-MAN-11",
+    )
+    suite.invalid(
+        "external/piece-beyond",
+        base,
+        "the entry states a size that its pieces exceed",
+        with_entry(lambda p: p | {"size": 699}),
+        INVALID,
+        "DF-MAN-03",
+    )
 
     # With file: URLs, where an adapter can read them.
     url = f"file://{ZONE}/a%20base.bin"
     path = f"{ZONE}/a base.bin"
-    allowed: dict[str, Any] = {"allow": [f"file://{ZONE}/"], "profile": FULL, "features": ["file-url"], "flags": ["external"]}
-    read = suite.valid("external/file", "an allowed file: URL, its path percent-encoded", store(url), "DF-EXT-01", "DF-PCK-03", place={path: data}, **allowed)
+    allowed: dict[str, Any] = {
+        "allow": [f"file://{ZONE}/"],
+        "profile": FULL,
+        "features": ["file-url"],
+        "flags": ["external"],
+    }
+    read = suite.valid(
+        "external/file",
+        "an allowed file: URL, its path percent-encoded",
+        store(url),
+        "DF-EXT-01",
+        "DF-PCK-03",
+        place={path: data},
+        **allowed,
+    )
     exact = {**allowed, "allow": [url]}
-    suite.valid("external/file-allowed-whole", "a prefix that is the whole URL", store(url), "DF-EXT-01", place={path: data}, **exact)
-    suite.valid("external/file-gone-with-copy", "the file is not there; the store has a copy", store(url, copy=data), "DF-EXT-03", **allowed)
-    suite.valid("external/file-replaced-with-copy", "the file has another size; the store has a copy", store(url, copy=data), "DF-EXT-03", place={path: data + b"x"}, **allowed)
-    suite.valid("external/file-damaged-with-copy", "the file has its size and other bytes, which blocks' digests show; the store has a copy", store(url, copy=data), "DF-EXT-03", "DF-DIG-01", place={path: bytes(700)}, **allowed)
-    suite.invalid("external/file-gone", read, "the file is not there", store(url), MISSING, "DF-EXT-03", place={})
-    suite.invalid("external/file-replaced", read, "the file has another size", store(url), ("CORRUPT", "size-mismatch"), "DF-LIM-02", place={path: data + b"x"})
-    suite.invalid("external/file-damaged", read, "a bit of the file is another", store(url), CORRUPT, "DF-DIG-01", place={path: data[:300] + bytes([data[300] ^ 1]) + data[301:]})
-    suite.invalid("external/file-not-allowed", read, "the user allows another directory", store(url), refused, "DF-EXT-01", "DF-SEC-01", args={"allow": [f"file://{ZONE}/b/"]})
-    suite.invalid("external/file-dot-dot", read, "the URL leads out of the allowed directory", store(f"file://{ZONE}/b/../a%20base.bin"), refused, "DF-EXT-01", "DF-SEC-01", args={"allow": [f"file://{ZONE}/b/"]})
+    suite.valid(
+        "external/file-allowed-whole",
+        "a prefix that is the whole URL",
+        store(url),
+        "DF-EXT-01",
+        place={path: data},
+        **exact,
+    )
+    suite.valid(
+        "external/file-gone-with-copy",
+        "the file is not there; the store has a copy",
+        store(url, copy=data),
+        "DF-EXT-03",
+        **allowed,
+    )
+    suite.valid(
+        "external/file-replaced-with-copy",
+        "the file has another size; the store has a copy",
+        store(url, copy=data),
+        "DF-EXT-03",
+        place={path: data + b"x"},
+        **allowed,
+    )
+    suite.valid(
+        "external/file-damaged-with-copy",
+        "the file has its size and other bytes, which blocks' digests show; the store has a copy",
+        store(url, copy=data),
+        "DF-EXT-03",
+        "DF-DIG-01",
+        place={path: bytes(700)},
+        **allowed,
+    )
+    suite.invalid(
+        "external/file-gone", read, "the file is not there", store(url), MISSING, "DF-EXT-03", place={}
+    )
+    suite.invalid(
+        "external/file-replaced",
+        read,
+        "the file has another size",
+        store(url),
+        ("CORRUPT", "size-mismatch"),
+        "DF-LIM-02",
+        place={path: data + b"x"},
+    )
+    suite.invalid(
+        "external/file-damaged",
+        read,
+        "a bit of the file is another",
+        store(url),
+        CORRUPT,
+        "DF-DIG-01",
+        place={path: data[:300] + bytes([data[300] ^ 1]) + data[301:]},
+    )
+    suite.invalid(
+        "external/file-not-allowed",
+        read,
+        "the user allows another directory",
+        store(url),
+        refused,
+        "DF-EXT-01",
+        "DF-SEC-01",
+        args={"allow": [f"file://{ZONE}/b/"]},
+    )
+    suite.invalid(
+        "external/file-dot-dot",
+        read,
+        "the URL leads out of the allowed directory",
+        store(f"file://{ZONE}/b/../a%20base.bin"),
+        refused,
+        "DF-EXT-01",
+        "DF-SEC-01",
+        args={"allow": [f"file://{ZONE}/b/"]},
+    )

@@ -45,7 +45,14 @@ class Script:
         seq = self.books.claim(branch, target)
         self._add(seq, do="claim", writer=writer, branch=branch, resume_from=resume_from)
 
-    def commit_step(self, step: int, tensors: Content, files: Mapping[str, bytes] | None = None, writer: str = "w", **members: Any) -> dict[str, Any]:
+    def commit_step(
+        self,
+        step: int,
+        tensors: Content,
+        files: Mapping[str, bytes] | None = None,
+        writer: str = "w",
+        **members: Any,
+    ) -> dict[str, Any]:
         """The step of a script, for one that is refused or has been made."""
         return {
             "do": "commit",
@@ -61,7 +68,15 @@ class Script:
             **members,
         }
 
-    def commit(self, step: int, tensors: Content, files: Mapping[str, bytes] | None = None, writer: str = "w", look: bool = True, **members: Any) -> int:
+    def commit(
+        self,
+        step: int,
+        tensors: Content,
+        files: Mapping[str, bytes] | None = None,
+        writer: str = "w",
+        look: bool = True,
+        **members: Any,
+    ) -> int:
         """A commit; readers must find it."""
         branch = self._claims[writer]
         version = Version(files={path: (0, data) for path, data in (files or {}).items()})
@@ -76,7 +91,14 @@ class Script:
             self.look("read", at={"branch": branch, "step": step})
         return seq
 
-    def again(self, seq: int, step: int, tensors: Content, files: Mapping[str, bytes] | None = None, writer: str = "w") -> None:
+    def again(
+        self,
+        seq: int,
+        step: int,
+        tensors: Content,
+        files: Mapping[str, bytes] | None = None,
+        writer: str = "w",
+    ) -> None:
         """A commit of what is there already."""
         self._add(seq, **self.commit_step(step, tensors, files, writer))
 
@@ -154,7 +176,20 @@ def _commits(case: Any) -> None:
     s.look("follow", start=at(0), at=at(1))
     s.look("follow", start=at(2), at=at(5))
     s.look("follow", start=at(0), at=at(5))
-    case("commits", "a first version and three with few changes; steps need not be next to each other", s, "DF-STO-01", "DF-CMT-01", "DF-CMT-08", "DF-LOG-08", "DF-MAN-08", "DF-RD-02", "DF-PCK-01", "DF-JSN-03")
+    case(
+        "commits",
+        "a first version and three with few changes; steps need not be next to each other",
+        s,
+        "DF-STO-01",
+        "DF-CMT-01",
+        "DF-CMT-08",
+        "DF-LOG-08",
+        "DF-LOG-10",
+        "DF-MAN-08",
+        "DF-RD-02",
+        "DF-PCK-01",
+        "DF-JSN-03",
+    )
 
     s = Script()
     s.claim()
@@ -165,21 +200,39 @@ def _commits(case: Any) -> None:
         s.commit(step, {"w": ("BF16", [100], w)}, look=step in (0, 15, 16, 17, 40, 63, 64, 65, 74))
     s.look("follow", start=at(15), at=at(16))
     s.look("follow", start=at(63), at=at(64))
-    case("long-run", "seventy-five steps that all change one block: chains stay readable, every step is found", s, "DF-WR-02", "DF-LOG-08", "DF-MAN-08")
+    case(
+        "long-run",
+        "seventy-five steps that all change one block: chains stay readable, every step is found",
+        s,
+        "DF-WR-02",
+        "DF-LOG-08",
+        "DF-MAN-08",
+    )
 
     s = Script()
     s.claim()
     a, b = noise(600, 4), noise(600, 5)
     for step, data in enumerate((a, b, a, a, b)):
         s.commit(step, {"w": ("U8", [600], data)})
-    case("back-and-forth", "content that returns: roots are equal, no pack of an older commit is made again", s, "DF-DIG-03", "DF-WR-03", "DF-CMT-08")
+    case(
+        "back-and-forth",
+        "content that returns: roots are equal, no pack of an older commit is made again",
+        s,
+        "DF-DIG-03",
+        "DF-WR-03",
+        "DF-CMT-08",
+    )
 
     s = Script()
     s.claim()
     experts = [noise(300, 10 + number) for number in range(4)]
     for step, order in enumerate(((0, 1, 2, 3), (3, 2, 1, 0), (0, 0, 1, 2))):
-        s.commit(step, {f"expert.{number}": ("U8", [300], experts[which]) for number, which in enumerate(order)})
-    case("permuted", "tensors that exchange their content, and two of one content", s, "DF-DIG-02", "DF-CMT-06")
+        s.commit(
+            step, {f"expert.{number}": ("U8", [300], experts[which]) for number, which in enumerate(order)}
+        )
+    case(
+        "permuted", "tensors that exchange their content, and two of one content", s, "DF-DIG-02", "DF-CMT-06"
+    )
 
     s = Script(digest="blake3-256", block_bytes=1024)
     s.claim()
@@ -192,9 +245,15 @@ def _commits(case: Any) -> None:
 def _content(case: Any) -> None:
     s = Script()
     s.claim()
-    first = {d.lower(): (d, [4, 4], noise(2 * bits, number)) for number, (d, (bits, _)) in enumerate(DTYPES.items())}
+    first = {
+        d.lower(): (d, [4, 4], noise(2 * bits, number))
+        for number, (d, (bits, _)) in enumerate(DTYPES.items())
+    }
     s.commit(0, first)
-    second = {n: (d, shape, bytes([data[0] ^ 0x80]) + data[1:-1] + bytes([data[-1] ^ 1])) for n, (d, shape, data) in first.items()}
+    second = {
+        n: (d, shape, bytes([data[0] ^ 0x80]) + data[1:-1] + bytes([data[-1] ^ 1]))
+        for n, (d, shape, data) in first.items()
+    }
     s.commit(1, second)
     case("every-dtype", "every dtype; in the next step one bit at each end", s, "DF-DTY-03", "DF-BLK-01")
 
@@ -204,11 +263,29 @@ def _content(case: Any) -> None:
     new = pack([0x7FC2, 0xFFC1, 0xFF81, 0x0000, 0x8000, 0x7F80, 0xBF80, 0x8001], 2)
     s.commit(0, {"w": ("BF16", [8], old), "t": ("BOOL", [4], bytes([0, 1, 2, 255]))})
     s.commit(1, {"w": ("BF16", [8], new), "t": ("BOOL", [4], bytes([0, 255, 2, 1]))})
-    case("bits", "changes that only bits show: NaN payloads, signs of zeros, BOOL bytes beyond 1", s, "DF-DTY-03")
+    case(
+        "bits",
+        "changes that only bits show: NaN payloads, signs of zeros, BOOL bytes beyond 1",
+        s,
+        "DF-DTY-03",
+    )
 
     s = Script()
     s.claim()
-    names = ["", "a/b", "../x", "a\0b", "\u00e9", "e\u0301", "__metadata__", "deltaformat.payload", "\U0001f600", "\uffff", "x" * 3000, " "]
+    names = [
+        "",
+        "a/b",
+        "../x",
+        "a\0b",
+        "\u00e9",
+        "e\u0301",
+        "__metadata__",
+        "deltaformat.payload",
+        "\U0001f600",
+        "\uffff",
+        "x" * 3000,
+        " ",
+    ]
     tensors = {name: ("U8", [3], noise(3, number)) for number, name in enumerate(names)}
     s.commit(0, tensors)
     s.commit(1, tensors | {"__metadata__": ("U8", [3], b"new"), "": ("U8", [3], b"too")})
@@ -216,8 +293,24 @@ def _content(case: Any) -> None:
 
     s = Script()
     s.claim()
-    s.commit(0, {"e": ("F32", [0, 4], b""), "s": ("F64", [], noise(8, 7)), "one": ("U8", [1], b"x"), "r": ("I16", [1] * 32, b"ab")})
-    s.commit(1, {"e": ("F32", [0, 4], b""), "s": ("F64", [], noise(8, 8)), "one": ("U8", [1], b"x"), "r": ("I16", [1] * 32, b"ab")})
+    s.commit(
+        0,
+        {
+            "e": ("F32", [0, 4], b""),
+            "s": ("F64", [], noise(8, 7)),
+            "one": ("U8", [1], b"x"),
+            "r": ("I16", [1] * 32, b"ab"),
+        },
+    )
+    s.commit(
+        1,
+        {
+            "e": ("F32", [0, 4], b""),
+            "s": ("F64", [], noise(8, 8)),
+            "one": ("U8", [1], b"x"),
+            "r": ("I16", [1] * 32, b"ab"),
+        },
+    )
     case("shapes", "tensors without elements, of rank 0 and of rank 32", s, "DF-BLK-02", "DF-MAN-06")
 
     s = Script()
@@ -237,7 +330,14 @@ def _content(case: Any) -> None:
     s.commit(5, {"w": ("F64", [120], w)})
     s.look("follow", start=at(1), at=at(2))
     s.look("follow", start=at(2), at=at(3))
-    case("re-typed", "a tensor that changes dtype and shape, grows, shrinks, vanishes and returns", s, "DF-MAN-08", "DF-RD-02", "DF-DTY-03")
+    case(
+        "re-typed",
+        "a tensor that changes dtype and shape, grows, shrinks, vanishes and returns",
+        s,
+        "DF-MAN-08",
+        "DF-RD-02",
+        "DF-DTY-03",
+    )
 
     s = Script()
     s.claim()
@@ -250,7 +350,13 @@ def _content(case: Any) -> None:
     s.commit(4, {"w": ("BF16", [80, 80], bytes(12_800))})
     for step in range(4):
         s.look("follow", start=at(step), at=at(step + 1))
-    case("many-blocks", "fifty blocks: half of them change, then every element, then all bits, then all is zero", s, "DF-RD-02", "DF-BLK-02")
+    case(
+        "many-blocks",
+        "fifty blocks: half of them change, then every element, then all bits, then all is zero",
+        s,
+        "DF-RD-02",
+        "DF-BLK-02",
+    )
 
     s = Script()
     s.claim()
@@ -262,7 +368,14 @@ def _content(case: Any) -> None:
         s.refuse("UNSAFE", **s.commit_step(3, {"w": w}, {path: b"1"}))
     s.refuse("UNSAFE", **s.commit_step(3, {"w": w}, {"a": b"1", "a/b": b"2"}))
     s.commit(3, {"w": w}, {"a/b": b"2", "a/c": b"2"})
-    case("files", "sidecar files that stay, change, go and share content; paths that must be refused", s, "DF-MAN-10", "DF-CMT-08", "DF-SEC-01")
+    case(
+        "files",
+        "sidecar files that stay, change, go and share content; paths that must be refused",
+        s,
+        "DF-MAN-10",
+        "DF-CMT-08",
+        "DF-SEC-01",
+    )
 
 
 def _refusals(case: Any) -> None:
@@ -273,7 +386,13 @@ def _refusals(case: Any) -> None:
     case("create-twice", "a store that exists is not made again", s, "DF-DSC-03")
 
     for name, title, member, error, ids in (
-        ("block-size", "a block size that is no power of two", {"block_bytes": 300}, "MALFORMED", ["DF-DSC-01"]),
+        (
+            "block-size",
+            "a block size that is no power of two",
+            {"block_bytes": 300},
+            "MALFORMED",
+            ["DF-DSC-01"],
+        ),
         ("block-size-small", "a block size of 128", {"block_bytes": 128}, "MALFORMED", ["DF-DSC-01"]),
         ("digest", "a digest that SPEC.md does not have", {"digest": "md5"}, "UNSUPPORTED", ["DF-DSC-02"]),
     ):
@@ -290,11 +409,20 @@ def _refusals(case: Any) -> None:
     s.claim()
     s.commit(5, {"w": ("U8", [2], b"ab"), "v": ("U8", [1], b"x")})
     s.refuse("INCONSISTENT", **s.commit_step(6, {"w": ("U8", [2], b"ac")}))
-    s.refuse("INCONSISTENT", **s.commit_step(6, {"w": ("U8", [2], b"ac"), "v": ("U8", [1], b"x"), "u": ("U8", [1], b"x")}))
+    s.refuse(
+        "INCONSISTENT",
+        **s.commit_step(6, {"w": ("U8", [2], b"ac"), "v": ("U8", [1], b"x"), "u": ("U8", [1], b"x")}),
+    )
     s.refuse("INCONSISTENT", **s.commit_step(6, {}))
     s.commit(6, {"w": ("U8", [2], b"ac"), "u": ("U8", [1], b"y")}, allow_set_change=True)
     s.commit(7, {"w": ("U8", [2], b"ad"), "u": ("U8", [1], b"y")})
-    case("names-change", "names that come or go are refused, and made where the user allows it", s, "DF-CMT-07", "DF-WR-01")
+    case(
+        "names-change",
+        "names that come or go are refused, and made where the user allows it",
+        s,
+        "DF-CMT-07",
+        "DF-WR-01",
+    )
 
     s = Script()
     s.claim()
@@ -308,7 +436,13 @@ def _refusals(case: Any) -> None:
     s.refuse("INCONSISTENT", **s.commit_step(6, one))
     s.refuse("MALFORMED", **s.commit_step(2**53, one))
     s.refuse("MALFORMED", **s.commit_step(-1, one))
-    case("steps", "a step that does not rise is refused; the head's own step with the same content is there already", s, "DF-CMT-05", "DF-JSN-01")
+    case(
+        "steps",
+        "a step that does not rise is refused; the head's own step with the same content is there already",
+        s,
+        "DF-CMT-05",
+        "DF-JSN-01",
+    )
 
     s = Script()
     s.claim()
@@ -322,7 +456,14 @@ def _refusals(case: Any) -> None:
     ):
         s.refuse(error, **s.commit_step(1, tensors))  # type: ignore[arg-type]
     s.commit(1, two)
-    case("bad-tensors", "tensors that cannot be: bytes that do not fit, an unknown dtype, half a byte, a name too long", s, "DF-DTY-02", "DF-BLK-03", "DF-WR-01")
+    case(
+        "bad-tensors",
+        "tensors that cannot be: bytes that do not fit, an unknown dtype, half a byte, a name too long",
+        s,
+        "DF-DTY-02",
+        "DF-BLK-03",
+        "DF-WR-01",
+    )
 
     s = Script()
     for branch in ("", "-x", "a b", "x" * 129, "\u00e9", "/x"):
@@ -346,7 +487,14 @@ def _branches(case: Any) -> None:
     s.commit(1, version(2), writer="second")
     s.refuse("CONFLICT", **s.commit_step(2, version(3), writer="first"))
     s.commit(2, version(4), writer="second")
-    case("fencing", "a second writer takes the branch: the first one is fenced, also later", s, "DF-CMT-04", "DF-LOG-05", "DF-CMT-02")
+    case(
+        "fencing",
+        "a second writer takes the branch: the first one is fenced, also later",
+        s,
+        "DF-CMT-04",
+        "DF-LOG-05",
+        "DF-CMT-02",
+    )
 
     s = Script()
     s.claim()
@@ -360,7 +508,14 @@ def _branches(case: Any) -> None:
     s.look("read", at={"seq": 4})
     s.look("follow", start=at(1), at=at(2))
     s.refuse("MISSING", do="claim", writer="never", branch="main", resume_from=3)
-    case("rewind", "a writer resumes from an earlier step; later ones stay readable by seq", s, "DF-LOG-07", "DF-LOG-08", "DF-CMT-06")
+    case(
+        "rewind",
+        "a writer resumes from an earlier step; later ones stay readable by seq",
+        s,
+        "DF-LOG-07",
+        "DF-LOG-08",
+        "DF-CMT-06",
+    )
 
     s = Script()
     s.claim(writer="main")
@@ -387,7 +542,14 @@ def _branches(case: Any) -> None:
     s.fork("gone", "main", 0)
     s.drop("gone")
     s.look("read", at={"branch": "gone"}, error=("MISSING", "branch-missing"))
-    case("branches-and-tags", "forks, tags and drops, and those that must be refused", s, "DF-LOG-12", "DF-LOG-05", "DF-LOG-01")
+    case(
+        "branches-and-tags",
+        "forks, tags and drops, and those that must be refused",
+        s,
+        "DF-LOG-12",
+        "DF-LOG-05",
+        "DF-LOG-01",
+    )
 
     s = Script()
     s.claim(writer="one")
@@ -399,6 +561,10 @@ def _branches(case: Any) -> None:
 
     s = Script()
     s.claim()
-    s.commit(0, version(0), metadata={"loss": 0.25, "nested": {"list": [1, None, True, "\u00e9"], "": {}}, "big": 2**53 - 1})
+    s.commit(
+        0,
+        version(0),
+        metadata={"loss": 0.25, "nested": {"list": [1, None, True, "\u00e9"], "": {}}, "big": 2**53 - 1},
+    )
     s.commit(1, version(1), metadata={"x" * 100: "y" * 10_000})
     case("metadata", "metadata of any JSON", s, "DF-JSN-01")

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 from vectors.primitives import frame, varint
 
-__all__ = ["PLANES", "PLANES_DELTA", "RAW", "SPARSE", "Sparse", "elements", "pack", "planes", "sparse", "stream"]
+__all__ = [
+    "PLANES",
+    "PLANES_DELTA",
+    "RAW",
+    "SPARSE",
+    "Sparse",
+    "elements",
+    "pack",
+    "planes",
+    "sparse",
+    "stream",
+]
 
 RAW, PLANES, PLANES_DELTA, SPARSE = range(4)
 _LOG2 = {1: 0, 2: 1, 4: 2, 8: 3}
@@ -98,9 +109,7 @@ def sparse(
     strata: list[list[int]] = [[] for _ in range(len(thresholds) + 1)]
     for position, x in enumerate(xs):
         strata[sum((x & most) < threshold for threshold in thresholds)].append(position)
-    out = Sparse(
-        _LOG2[width] | len(thresholds) << 2, width, list(thresholds), [], [], b"", b"", b"", b"", []
-    )
+    out = Sparse(_LOG2[width] | len(thresholds) << 2, width, list(thresholds), [], [], b"", b"", b"", b"", [])
     signs: list[int] = []
     magnitudes: list[int] = []
     for number, positions in enumerate(strata):

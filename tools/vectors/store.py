@@ -15,7 +15,18 @@ from vectors.arrowfile import Column, arrow_file
 from vectors.payloads import RAW
 from vectors.primitives import block_digest, blocks_of, dump, frame, leaf, root, safetensors, seal, sha256
 
-__all__ = ["NOT_FRESH", "TIME", "Chain", "External", "Pack", "Piece", "Store", "Tensor", "Version", "claim_text"]
+__all__ = [
+    "NOT_FRESH",
+    "TIME",
+    "Chain",
+    "External",
+    "Pack",
+    "Piece",
+    "Store",
+    "Tensor",
+    "Version",
+    "claim_text",
+]
 
 NOT_FRESH = 255
 TIME = "2026-01-01T00:00:00Z"
@@ -62,7 +73,9 @@ class Pack:
         self._payload += payload
         return piece
 
-    def tensor(self, name: str, dtype: str, shape: Sequence[int], data: bytes, block_bytes: int) -> list[Piece]:
+    def tensor(
+        self, name: str, dtype: str, shape: Sequence[int], data: bytes, block_bytes: int
+    ) -> list[Piece]:
         """Add a whole tensor, raw: a piece per block."""
         start = sum(len(entry[3]) for entry in self._tensors)
         self._tensors.append((name, dtype, shape, data))
@@ -152,7 +165,15 @@ class Version:
         tensor.fresh[block] = NOT_FRESH if tensor.fresh[block] == NOT_FRESH else tensor.fresh[block] + 1
         self._put(tensor, block, content, block_bytes)
 
-    def replace(self, name: str, block: int, chain: Chain, content: bytes, fresh: int = NOT_FRESH, block_bytes: int = 256) -> None:
+    def replace(
+        self,
+        name: str,
+        block: int,
+        chain: Chain,
+        content: bytes,
+        fresh: int = NOT_FRESH,
+        block_bytes: int = 256,
+    ) -> None:
         """Give a block another chain."""
         tensor = self.tensors[name]
         tensor.chains[block], tensor.fresh[block] = chain, fresh
@@ -254,7 +275,9 @@ class Store:
                 pieces = pack.tensor(name, dtype, shape, data, self.block_bytes)
             else:
                 pieces = [pack.put(block, RAW) for block in blocks_of(data, self.block_bytes)]
-            version.tensors[name] = Tensor(dtype, shape, data, [[piece] for piece in pieces], [NOT_FRESH] * len(pieces))
+            version.tensors[name] = Tensor(
+                dtype, shape, data, [[piece] for piece in pieces], [NOT_FRESH] * len(pieces)
+            )
         return version
 
     # -- records ---------------------------------------------------------------------------------------------
@@ -347,7 +370,11 @@ class Store:
         return [[c.depth, c.seq, c.step] for c in lineage if c.depth in wanted]
 
     def commit_members(
-        self, version: Version, branch: str = "main", step: int | None = None, parts: Sequence[Sequence[str]] | None = None
+        self,
+        version: Version,
+        branch: str = "main",
+        step: int | None = None,
+        parts: Sequence[Sequence[str]] | None = None,
     ) -> Members:
         """The members of a valid commit; its objects are added to the store."""
         head = self.heads[branch]
@@ -506,7 +533,13 @@ class Store:
         for path in sorted(commit.version.files, key=str.encode) if select is None else []:
             data = commit.version.files[path][1]
             files.append({"path": path, "size": len(data)} | ({"sha256": sha256(data)} if content else {}))
-        return {"seq": commit.seq, "step": commit.step, "root": commit.root, "tensors": tensors, "files": files}
+        return {
+            "seq": commit.seq,
+            "step": commit.step,
+            "root": commit.root,
+            "tensors": tensors,
+            "files": files,
+        }
 
     def held(self, at: Mapping[str, Any]) -> list[Members]:
         """Name and hash of every tensor of a version."""

@@ -146,7 +146,8 @@ class Suite:
             **members,
         )
         same = next(
-            (c for c in self.cases.values() if c.store is None and c.objects and c.objects == case.objects), None
+            (c for c in self.cases.values() if c.store is None and c.objects and c.objects == case.objects),
+            None,
         )
         if same is not None:
             case.objects, case.store = {}, same.id

@@ -88,8 +88,8 @@ class Adapter:
             try:
                 self._process.wait(2)
             except subprocess.TimeoutExpired:
-                self._kill()
-            self._process = None
+                pass
+            self._kill()
         self._stderr.close()
 
     def _start(self) -> None:
@@ -106,7 +106,10 @@ class Adapter:
         except OSError as error:
             raise AdapterError("crash", f"the adapter cannot be started: {error}") from error
         self._lines = queue.Queue()
-        threading.Thread(target=self._listen, args=(self._process, self._lines), daemon=True).start()
+        self._listener = threading.Thread(
+            target=self._listen, args=(self._process, self._lines), daemon=True
+        )
+        self._listener.start()
         hello = self._exchange({"op": "hello", "protocol": PROTOCOL})
         if hello["result"] != "ok" or not isinstance(hello.get("implementation"), str):
             raise self._lost("malformed-reply", f"the reply to hello is {_short(hello)}")
@@ -166,19 +169,26 @@ class Adapter:
 
     def _lost(self, kind: str, message: str) -> AdapterError:
         self._kill()
-        self._process = None
         self._stderr.seek(0)
         tail = self._stderr.read()[-1500:].decode(errors="replace").strip()
         return AdapterError(kind, f"{message}; stderr: {tail}" if tail else message)
 
     def _kill(self) -> None:
-        assert self._process is not None
+        """End the process, and those that it started, if they still run; close what led to it."""
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(OSError):
             if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
             else:
-                self._process.kill()
-        self._process.wait()
+                process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        self._listener.join(2)
+        process.stdout.close()
 
 
 def _status(code: int | None) -> str:

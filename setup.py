@@ -12,7 +12,6 @@ from setuptools.command.build_py import build_py
 flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c99", "-Wall", "-Wextra"]
 
 
-
 class BuildPy(build_py):
     """Puts the suite into wheels, for `deltaformat conformance run`; a checkout has it beside the package."""
 

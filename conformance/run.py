@@ -31,15 +31,33 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = ["Adapter", "Case", "Outcome", "Report", "load_cases", "main", "run"]
 
 HERE = Path(__file__).resolve().parent
 PROTOCOL = 1
 PROFILES = ("reader-core", "reader-full", "writer")
 CLASSES = frozenset(
-    ["MALFORMED", "UNSUPPORTED", "CORRUPT", "MISSING", "INCONSISTENT", "LIMIT", "UNSAFE", "CONFLICT", "STORE", "NOT-REFUSED"]
+    [
+        "MALFORMED",
+        "UNSUPPORTED",
+        "CORRUPT",
+        "MISSING",
+        "INCONSISTENT",
+        "LIMIT",
+        "UNSAFE",
+        "CONFLICT",
+        "STORE",
+        "NOT-REFUSED",
+    ]
 )
 MAX_REPLY = 64 << 20
+START_SECONDS = 60.0
+"""For `hello`, at least: an interpreter may have much to load."""
 MAX_LOST = 5
 """Time-outs after which the rest is not tried: an adapter that hangs would take hours."""
 
@@ -77,7 +95,7 @@ class Adapter:
         """
         if self._process is None:
             self._start()
-        return self._exchange({"op": op, **members})
+        return self._exchange({"op": op, **members}, self.timeout)
 
     def close(self) -> None:
         """End the process, by kindness first."""
@@ -106,11 +124,9 @@ class Adapter:
         except OSError as error:
             raise AdapterError("crash", f"the adapter cannot be started: {error}") from error
         self._lines = queue.Queue()
-        self._listener = threading.Thread(
-            target=self._listen, args=(self._process, self._lines), daemon=True
-        )
+        self._listener = threading.Thread(target=self._listen, args=(self._process, self._lines), daemon=True)
         self._listener.start()
-        hello = self._exchange({"op": "hello", "protocol": PROTOCOL})
+        hello = self._exchange({"op": "hello", "protocol": PROTOCOL}, max(self.timeout, START_SECONDS))
         if hello["result"] != "ok" or not isinstance(hello.get("implementation"), str):
             raise self._lost("malformed-reply", f"the reply to hello is {_short(hello)}")
         for name in ("profiles", "features"):
@@ -125,7 +141,7 @@ class Adapter:
             lines.put(line)
         lines.put(None)
 
-    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         self._number += 1
         request = {"id": self._number, **request}
         assert self._process is not None
@@ -134,9 +150,9 @@ class Adapter:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         try:
-            line = self._lines.get(timeout=self.timeout)
+            line = self._lines.get(timeout=timeout)
         except queue.Empty:
-            raise self._lost("timeout", f"no reply within {self.timeout:g} seconds") from None
+            raise self._lost("timeout", f"no reply within {timeout:g} seconds") from None
         if line is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
@@ -232,6 +248,8 @@ class Case:
                     (target / key).write_bytes(gzip.decompress(packed.read_bytes()))
                     packed.unlink()
             with contextlib.ExitStack() as stack:
+                if "file-url" in self.members["features"]:
+                    stack.enter_context(_alone())
                 for path, source in self.members.get("place", {}).items():
                     stack.enter_context(_placed(Path(path), self.directory / source))
                 yield str(target)
@@ -242,18 +260,27 @@ class Case:
 
 
 @contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Places outside of stores are the same in every run on this machine: one at a time uses them."""
+    if fcntl is None:
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / "deltaformat-conformance.lock", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the system lets go of it, whatever becomes of this process
+        yield
+
+
+@contextlib.contextmanager
 def _placed(path: Path, source: Path) -> Iterator[None]:
-    """A file outside the store, for the time of a case."""
-    made = [parent for parent in reversed(path.parents) if not parent.exists()]
+    """A file outside the store, for the time of a case; its directory is the suite's alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.write_bytes(source.read_bytes())
         yield
     finally:
         path.unlink(missing_ok=True)
-        for parent in reversed(made):
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
 
 
 @contextlib.contextmanager
@@ -617,10 +644,12 @@ def advice(outcome: Outcome) -> str:
 
 
 def chosen(cases: Sequence[Case], filters: Sequence[str]) -> list[Case]:
-    """The cases whose id holds one of the texts, or is one that is given as `=id`; all if there is none."""
-    if not filters:
-        return list(cases)
-    return [c for c in cases if any(c.id == f[1:] if f.startswith("=") else f in c.id for f in filters)]
+    """The cases that a filter names: `=ID`, or where a part of the id begins with it; all without a filter."""
+
+    def named(case: Case, text: str) -> bool:
+        return case.id == text[1:] if text.startswith("=") else f"/{text}" in f"/{case.id}"
+
+    return [case for case in cases if not filters or any(named(case, text) for text in filters)]
 
 
 def run(
@@ -694,7 +723,7 @@ def parse(argv: Sequence[str] | None, prog: str | None, default: Sequence[str]) 
         metavar="TEXT",
         action="append",
         default=[],
-        help="only cases whose id holds TEXT, or is ID for =ID; may be repeated",
+        help="only cases with a part of their id that begins with TEXT (`sparse/`, `invalid/json`), or =ID; may be repeated",
     )
     parser.add_argument(
         "--cases",

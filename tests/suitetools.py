@@ -13,7 +13,9 @@ REFERENCE = [sys.executable, str(CONFORMANCE / "adapters" / "deltaformat_referen
 suite: Any = _load(CONFORMANCE / "run.py")
 
 
-def outcomes(command: list[str], filters: list[str], *, timeout: float = 30, **options: Any) -> dict[str, Any]:
+def outcomes(
+    command: list[str], filters: list[str], *, timeout: float = 30, **options: Any
+) -> dict[str, Any]:
     """Run an adapter on some cases: what each came to, by id."""
     cases = suite.chosen(suite.load_cases(CONFORMANCE / "cases"), filters)
     assert cases

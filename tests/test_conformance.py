@@ -71,7 +71,7 @@ def test_the_reference_passes_without_kernels(monkeypatch: pytest.MonkeyPatch) -
     """SPEC 9 by NumPy alone, and by one thread."""
     monkeypatch.setenv("DELTAFORMAT_NATIVE", "0")
     monkeypatch.setenv("DELTAFORMAT_ADAPTER_THREADS", "1")
-    chosen = suite.chosen(CASES, ["/sparse/", "/planes/", "/streams/", "/chains/", "/rebase/"])
+    chosen = suite.chosen(CASES, ["sparse/", "planes/", "streams/", "chains/", "rebase/"])
     assert len(chosen) > 100
     adapter = suite.Adapter(REFERENCE)
     try:

@@ -103,9 +103,7 @@ def _check_case(
     for member in ("derived_from", "store"):
         if member in members and members[member] not in cases:
             yield f"`{member}` names {members[member]}, which is not there"
-    if "store" in members and (
-        (place / "store").exists() or "store" in cases.get(str(members["store"]), {})
-    ):
+    if "store" in members and ((place / "store").exists() or "store" in cases.get(str(members["store"]), {})):
         yield "`store` names another case's store, and it has one of its own or that one has none"
     packed = {f"store/{key}.gz" for key in members.get("gzip", ())}
     there = {path.relative_to(place).as_posix() for path in place.rglob("*.gz")}
@@ -116,9 +114,7 @@ def _check_case(
         yield "files in external/ and `place` differ"
 
 
-def _check_expect(
-    place: Path, members: Mapping[str, Any], errors: set[tuple[str, str]]
-) -> Iterator[str]:
+def _check_expect(place: Path, members: Mapping[str, Any], errors: set[tuple[str, str]]) -> Iterator[str]:
     expect = json.loads((place / "expect.json").read_bytes())
     if list(expect) not in (["ok"], ["error"]):
         yield "expect.json does not have exactly one of `ok` and `error`"

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deltaformat.cli.conformance import _load, suite_directory
+from deltaformat.cli.conformance import load_runner, suite_directory
 
 CONFORMANCE: Path = suite_directory()
 REFERENCE = [sys.executable, str(CONFORMANCE / "adapters" / "deltaformat_reference.py")]
-suite: Any = _load(CONFORMANCE / "run.py")
+suite: Any = load_runner()
 
 
 def outcomes(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The adapter of the reference implementation: an example of what PROTOCOL.md asks for.
 
-It needs `deltaformat` to be importable, with the extra `blake3`. Environment variables reach the library, so that its
-other configurations can be tried: `DELTAFORMAT_NATIVE=0` for NumPy alone; DELTAFORMAT_ADAPTER_THREADS sets the
-number of decoding threads.
+It needs `deltaformat` to be importable, with the extra `blake3`. Environment variables choose its other
+configurations: DELTAFORMAT_NATIVE=0 NumPy alone, DELTAFORMAT_ADAPTER_THREADS the number of decoding threads,
+DELTAFORMAT_ADAPTER_SINGLY=1 to read tensor by tensor.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from deltaformat.selection import select as select_blocks
 from deltaformat.tensors import to_host
 
 THREADS = int(os.environ.get("DELTAFORMAT_ADAPTER_THREADS", "2"))
+SINGLY = os.environ.get("DELTAFORMAT_ADAPTER_SINGLY") == "1"
 
 
 class NotRefusedError(Exception):
@@ -86,7 +87,8 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
     """A version, whole or some tensors of it."""
     chosen = request["select"]
     with open_version(open_store(request), request["at"]) as version:
-        tensors = version.get_many(version.keys() if chosen is None else chosen)
+        names = version.keys() if chosen is None else chosen
+        tensors = {n: version.get_bytes(n) for n in names} if SINGLY else version.get_many(names)
         return describe(version, tensors, files=chosen is None)
 
 
@@ -195,14 +197,17 @@ class Script:
         return self._store
 
     def create(self, step: Mapping[str, Any]) -> None:
+        """Make the store."""
         self._store = df.create(self._path, digest=step["digest"], block_bytes=step["block_bytes"])
 
     def claim(self, step: Mapping[str, Any]) -> int:
+        """A writer takes a branch."""
         writer = self.store.writer(step["branch"], resume_from=step["resume_from"])
         self._writers[step["writer"]] = writer
         return writer.ticket.claim
 
     def commit(self, step: Mapping[str, Any]) -> int:
+        """A writer commits."""
         tensors = {
             t["name"]: df.TensorBytes(t["dtype"], t["shape"], base64.b64decode(t["data"], validate=True))
             for t in step["tensors"]
@@ -217,18 +222,22 @@ class Script:
         return info.seq
 
     def fork(self, step: Mapping[str, Any]) -> int:
+        """A branch begins."""
         self.store.fork(step["branch"], branch=step["source"], step=step["step"])
         return newest(self.store)
 
     def tag(self, step: Mapping[str, Any]) -> int:
+        """A tag is set."""
         self.store.tag(step["name"], branch=step["branch"], step=step["step"])
         return newest(self.store)
 
     def untag(self, step: Mapping[str, Any]) -> int:
+        """A tag is removed."""
         self.store.delete_tag(step["name"])
         return newest(self.store)
 
     def drop(self, step: Mapping[str, Any]) -> int:
+        """A branch ends."""
         self.store.drop(step["branch"])
         return newest(self.store)
 
@@ -245,7 +254,7 @@ OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to a request. Errors of the library are answers; anything else is a bug, and ends the adapter."""
+    """The reply to a request. The library's errors are answers; any other exception is a bug and ends this."""
     operation = OPERATIONS.get(request["op"])
     reply: dict[str, Any] = {"id": request["id"]}
     if operation is None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from deltaformat.cli.options import CommandError, Commands
 from deltaformat.cli.output import Console
 
-__all__ = ["register", "suite_directory"]
+__all__ = ["load_runner", "register", "suite_directory"]
 
 # In a checkout it is beside the package; a wheel has a copy inside, which setup.py puts there.
 _PLACES = (
@@ -58,15 +58,18 @@ def _conformance(options: argparse.Namespace, console: Console) -> int:
     directory = suite_directory()
     arguments = [*(["--json"] if options.json else []), *options.arguments]
     adapter = [sys.executable, str(directory / "adapters" / "deltaformat_reference.py")]
-    code: int = _load(directory / "run.py").main(
-        arguments, prog="deltaformat conformance run", default=adapter
-    )
+    code: int = load_runner().main(arguments, prog="deltaformat conformance run", default=adapter)
     return code
 
 
-def _load(path: Path) -> ModuleType:
+def load_runner() -> ModuleType:
+    """The suite's runner, conformance/run.py, as a module.
+
+    Raises:
+        CommandError: this installation has no suite.
+    """
     name = "deltaformat_conformance_run"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, suite_directory() / "run.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

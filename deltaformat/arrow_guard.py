@@ -48,6 +48,8 @@ class _Table:
     def tables(self, slot: int) -> list[_Table]:
         """A member that is a vector of tables."""
         start, count = self.vector(slot)
+        if start + 4 * count > len(self.data):
+            raise _invalid("an offset leads out of its table", self.where)
         if count > _MAX_TABLES:
             raise LimitError(
                 ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=self.where
@@ -206,6 +208,8 @@ def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
     if batch.table(3) is not None:
         raise _invalid("its buffers are compressed (DF-MAN-01)", where)
     start, count = batch.vector(2)
+    if start + 16 * count > len(data):
+        raise _invalid("an offset leads out of its table", where)
     if count > _MAX_BUFFERS:
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, f"it has {count} buffers", where=where)
     before = 0

@@ -24,7 +24,7 @@ from deltaformat.errors import (
     MalformedError,
     UnsupportedError,
 )
-from deltaformat.fields import MANIFEST, check_requires, is_natural, split_members
+from deltaformat.fields import MANIFEST, check_natural, check_requires, is_natural, split_members
 from deltaformat.keys import KeyKind, parse_key
 from deltaformat.mapcheck import check_map, check_packs, gaps_of, offsets_of
 from deltaformat.packs import ExternalRef, FileRef, PackEntry, PackRef
@@ -251,6 +251,9 @@ def _metadata(value: bytes, digest: str, block_bytes: int, parent: int | None, w
         )
     members, _ = split_members(parsed, MANIFEST, where=where)
     check_requires(members["requires"], where=where)
+    for name in ("block_bytes", "parent"):
+        if members[name] is not None:
+            check_natural(members[name], name, where)
     for name, expected in (("digest", digest), ("block_bytes", block_bytes), ("parent", parent)):
         if members[name] != expected:  # DF-MAN-09
             raise InconsistentError(

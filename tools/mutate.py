@@ -5,8 +5,9 @@
     python tools/mutate.py --adapter 'python a.py' --adapter 'node b.js' --seconds 60
     python tools/mutate.py --seed 7 --only 1234 --keep /tmp/one    one again, its store kept
 
-Both must accept or both refuse, with the same class, and read the same bytes. Every disagreement, crash and
-time-out is printed with what makes it again; exit code 1 if there was any. Most changes are below hashes that
+Both must accept or both refuse, and read the same bytes. Every disagreement, crash and time-out is printed with
+what makes it again; exit code 1 if there was any. Another class is printed, too: of several broken rules any
+may be told (DF-ERR-01), so look whether there are several. Most changes are below hashes that
 are made anew, so that they reach the code behind the checks; where a changed payload still decodes, its block
 gets a new digest.
 
@@ -91,9 +92,7 @@ def objects_of(store: Path) -> dict[str, bytes]:
     return {p.relative_to(store).as_posix(): p.read_bytes() for p in store.rglob("*") if p.is_file()}
 
 
-def try_one(
-    case: Any, rng: Random, adapters: Sequence[Any], keep: Path | None
-) -> tuple[str, list[Outcome]]:
+def try_one(case: Any, rng: Random, adapters: Sequence[Any], keep: Path | None) -> tuple[str, list[Outcome]]:
     """Change a case's store once and ask everybody: what was changed, and the outcomes."""
     objects, words = mutate(objects_of(case.store), rng, decode)
     with tempfile.TemporaryDirectory(prefix="deltaformat-mutant-") as place:
@@ -104,9 +103,16 @@ def try_one(
         return words, [ask(adapter, case, store) for adapter in adapters]
 
 
-def agree(outcomes: Sequence[Outcome]) -> bool:
-    """Whether all outcomes are one, and none is a failure."""
-    return all(o == outcomes[0] for o in outcomes) and outcomes[0][0] in ("ok", "error")
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """`agree`, `class` where both refuse with another class, or `disagree`."""
+    (one, first), (other, second) = outcomes
+    if one != other or one not in ("ok", "error"):
+        return "disagree"
+    if one == "ok":
+        return "agree" if first == second else "disagree"
+    if first["held"] != second["held"] and None not in (first["held"], second["held"]):
+        return "disagree"
+    return "agree" if first["class"] == second["class"] else "class"
 
 
 def default_adapters() -> list[str]:
@@ -126,6 +132,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="N", help="only the Nth store of this seed")
     parser.add_argument("--filter", action="append", default=[], help="only stores of these cases")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="with --only: where to put the store")
+    parser.add_argument("--strict", action="store_true", help="another class is a disagreement, too")
     parser.add_argument("--timeout", type=float, default=30.0)
     options = parser.parse_args(argv)
     options.adapter = options.adapter or default_adapters()
@@ -144,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     adapters = [runner.Adapter(shlex.split(text), timeout=options.timeout) for text in options.adapter]
     numbers = [options.only] if options.only is not None else range(options.count)
     counts: Counter[str] = Counter()
-    disagreements = tried = 0
+    disagreements = others = tried = 0
     start = time.monotonic()
     try:
         for number in numbers:
@@ -156,17 +163,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             tried += 1
             result, found = outcomes[0]
             counts[found["class"] if result == "error" else result] += 1
-            if not agree(outcomes):
-                disagreements += 1
-                shown = [f"  {text}\n    {o[0]}: {str(o[1])[:600]}" for text, o in zip(options.adapter, outcomes, strict=True)]
+            judged = verdict(outcomes)
+            if judged != "agree":
+                disagreements += judged == "disagree" or options.strict
+                others += judged == "class"
+                shown = [
+                    f"  {text}\n    {o[0]}: {str(o[1])[:600]}"
+                    for text, o in zip(options.adapter, outcomes, strict=True)
+                ]
                 again = f"--seed {options.seed} --only {number}"
                 again += "".join(f" --filter {shlex.quote(text)}" for text in options.filter)
-                print(f"DISAGREE {case.id}: {words}; again: {again}", *shown, sep="\n", flush=True)
+                print(f"{judged.upper()} {case.id}: {words}; again: {again}", *shown, sep="\n", flush=True)
     finally:
         for adapter in adapters:
             adapter.close()
     outcome = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    print(f"{tried} stores of {len(cases)} cases in {time.monotonic() - start:.0f} s: {outcome}; {disagreements} disagreements")
+    seconds = time.monotonic() - start
+    print(
+        f"{tried} stores of {len(cases)} cases in {seconds:.0f} s: {outcome};"
+        f" {disagreements} disagreements, {others} times another class"
+    )
     return 1 if disagreements else 0
 
 

@@ -915,6 +915,16 @@ def _faults(suite: Suite) -> None:
         "DF-LIM-02",
     )
 
+    for place in ("objects_added", "manifests"):
+        commit(
+            f"{place.replace('_', '-')}-beyond-1-tib",
+            f"an entry of `{place}` has a size of 2^40 + 1",
+            lambda r, place=place: r | {place: [r[place][0] | {"size": 2**40 + 1}]},
+            ("LIMIT", "limit-exceeded"),
+            "DF-LIM-01",
+            "DF-LIM-02",
+        )
+
     for name, title, changes in (
         ("time-odd", "a `time` that is no time", {"time": "yesterday"}),
         ("time-empty", "an empty `time`", {"time": ""}),

@@ -7,7 +7,6 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-
 # GCC and Clang vectorise the loops at -O3 only.
 flags = ["/O2"] if sys.platform == "win32" else ["-O3", "-std=c99", "-Wall", "-Wextra"]
 

@@ -103,10 +103,8 @@ class Adapter:
             with contextlib.suppress(OSError):
                 assert self._process.stdin is not None
                 self._process.stdin.close()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
-            except subprocess.TimeoutExpired:
-                pass
             self._kill()
         self._stderr.close()
 
@@ -322,7 +320,13 @@ def _tree(place: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a case came to. `status`: passed, failed, warning, left-out; `reason`: one word; `message`: what to do."""
+    """What a case came to.
+
+    Attributes:
+        status: passed, failed, warning or left-out.
+        reason: One word, where it did not pass.
+        message: What is wrong, in a sentence.
+    """
 
     case: Case
     status: str
@@ -436,7 +440,7 @@ _KEYS = re.compile(
 
 
 def check_written(store: Path) -> str | None:
-    """The first rule that a writer's store breaks, of those that need no look into manifests; None if none."""
+    """The first rule that a writer's store breaks, of those that need no look into manifests."""
     if not (store / "deltaformat.json").is_file():
         return "there is no deltaformat.json"
     for path in sorted(store.rglob("*")):
@@ -644,7 +648,7 @@ def advice(outcome: Outcome) -> str:
 
 
 def chosen(cases: Sequence[Case], filters: Sequence[str]) -> list[Case]:
-    """The cases that a filter names: `=ID`, or where a part of the id begins with it; all without a filter."""
+    """The cases that a filter names: `=ID`, or a part of the id begins with it; all without a filter."""
 
     def named(case: Case, text: str) -> bool:
         return case.id == text[1:] if text.startswith("=") else f"/{text}" in f"/{case.id}"
@@ -723,7 +727,7 @@ def parse(argv: Sequence[str] | None, prog: str | None, default: Sequence[str]) 
         metavar="TEXT",
         action="append",
         default=[],
-        help="only cases with a part of their id that begins with TEXT (`sparse/`, `invalid/json`), or =ID; may be repeated",
+        help="only cases with a part of their id that begins with TEXT, or =ID; may be repeated",
     )
     parser.add_argument(
         "--cases",
@@ -806,9 +810,8 @@ def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -
         left_out = [o for o in report.outcomes if o.status == "left-out"]
         for reason in sorted({o.message for o in left_out}):
             print(f"left out: {sum(o.message == reason for o in left_out)} cases: {reason}")
-        print(
-            f"{report.implementation}: {len(report.outcomes) - len(left_out)} cases in {time.monotonic() - start:.1f} s, {len(report.failed)} failed"
-        )
+        count, seconds = len(report.outcomes) - len(left_out), time.monotonic() - start
+        print(f"{report.implementation}: {count} cases in {seconds:.1f} s, {len(report.failed)} failed")
         print("\n".join(report.claims()))
     return 1 if report.failed else 0
 

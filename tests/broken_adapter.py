@@ -145,9 +145,10 @@ def refuses_nothing(request: Request) -> Reply:
     if request["op"] == "write":
         script = [step for step in request["script"] if "expect" not in step]
         reply = right({**request, "script": script})
-        return {
-            "id": request["id"], "result": "error", "class": "NOT-REFUSED", "code": None, "message": "was made",
-        } if len(script) < len(request["script"]) else reply  # fmt: skip
+        if len(script) == len(request["script"]):
+            return reply
+        error = {"result": "error", "class": "NOT-REFUSED", "code": None, "message": "was made"}
+        return {"id": request["id"], **error}
     return right(request)
 
 

@@ -82,7 +82,7 @@ def test_the_reference_passes_without_kernels(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_runner_needs_nothing_of_ours(tmp_path: Path) -> None:
-    """conformance/ alone, with a Python that has no packages: it lists the cases, and says what an adapter is."""
+    """conformance/ alone, with a Python that has no packages."""
     alone = tmp_path / "conformance"
     alone.mkdir()
     for name in ("run.py", "VERSION"):

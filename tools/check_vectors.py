@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks conformance/ against SPEC.md and its own protocol; one line per finding, exit code 1 if there is any.
+"""Checks conformance/ against SPEC.md and its protocol; one line per finding, exit code 1 if there is one.
 
 Every normative id of SPEC.md has a case, or a waiver with a reason in conformance/waivers.json; every case is
 well-formed, and what it refers to is there.

@@ -17,12 +17,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vectors import (
+    cases_arrow,
     cases_content,
+    cases_external,
+    cases_follow,
     cases_json,
     cases_log,
     cases_manifest,
+    cases_names,
+    cases_paths,
     cases_payloads,
     cases_reading,
+    cases_records,
+    cases_sparse,
+    cases_void,
     cases_write,
 )
 from vectors.suite import Suite
@@ -32,11 +40,19 @@ __all__ = ["build", "differences"]
 CASES = Path(__file__).resolve().parent.parent / "conformance" / "cases"
 AREAS = (
     cases_payloads,
+    cases_sparse,
     cases_content,
+    cases_names,
     cases_manifest,
+    cases_arrow,
+    cases_paths,
     cases_log,
+    cases_void,
+    cases_records,
     cases_json,
     cases_reading,
+    cases_follow,
+    cases_external,
     cases_write,
 )
 

@@ -5,13 +5,13 @@
     python tools/mutate.py --adapter 'python a.py' --adapter 'node b.js' --seconds 60
     python tools/mutate.py --seed 7 --only 1234 --keep /tmp/one    one again, its store kept
 
-Both must accept or both refuse, and read the same bytes. Every disagreement, crash and time-out is printed with
-what makes it again; exit code 1 if there was any. Another class is printed, too: of several broken rules any
-may be told (DF-ERR-01), so look whether there are several. Most changes are below hashes that
-are made anew, so that they reach the code behind the checks; where a changed payload still decodes, its block
+Both must accept or both refuse, and read the same bytes. Every disagreement, crash and time-out is printed
+with what makes it again; exit code 1 if there was any. Another class is printed, too: of several broken
+rules any may be told (DF-ERR-01), so look whether there are several. Most changes are below hashes that are
+made anew, so that they reach the code behind the checks; where a changed payload still decodes, its block
 gets a new digest.
 
-Without --adapter the reference is compared with itself in another configuration: NumPy instead of the kernels,
+Without --adapter the reference is compared with itself in another configuration: NumPy instead of kernels,
 one thread, tensor by tensor.
 """
 

@@ -254,7 +254,7 @@ OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to a request. The library's errors are answers; any other exception is a bug and ends this."""
+    """The reply to a request. The library's errors are answers; any other exception is a bug."""
     operation = OPERATIONS.get(request["op"])
     reply: dict[str, Any] = {"id": request["id"]}
     if operation is None:

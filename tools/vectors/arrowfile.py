@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 __all__ = ["Column", "arrow_file", "columns_of"]
 
@@ -107,14 +108,14 @@ class Column:
 
     name: str
     kind: str
-    rows: list[object]
+    rows: list[Any]
     child: str = "item"
     nullable: bool = True
     validity: bytes | None = None
     dictionary: bool = False
     metadata: dict[bytes, bytes] = field(default_factory=dict)
 
-    def with_rows(self, rows: Sequence[object]) -> Column:
+    def with_rows(self, rows: Sequence[Any]) -> Column:
         """The same column with other rows."""
         return replace(self, rows=list(rows))
 
@@ -190,7 +191,7 @@ def _arrays(column: Column) -> tuple[list[tuple[int, int]], list[bytes]]:
             texts = [row if isinstance(row, bytes) else str(row).encode() for row in rows]
             return [(len(rows), nulls)], [validity, _offsets(texts, offset), b"".join(texts)]
         return [(len(rows), nulls)], [validity, _values(rows, column.kind)]
-    lists = [list(row) for row in rows]  # type: ignore[call-overload]
+    lists = [list(row) for row in rows]
     values = [value for row in lists for value in row]
     kind = column.kind.split(":", 1 + column.kind.startswith("large:"))[-1]
     nodes = [(len(rows), nulls), (len(values), 0)]

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vectors.faults import JSON, LIMIT, VALUE
 from vectors.primitives import dump
 from vectors.store import Store
 from vectors.suite import Suite
-from vectors.weights import noise
+from vectors.weights import noise, put, without
 
 __all__ = ["add"]
-
-VALUE = ("MALFORMED", "value-invalid")
-JSON = ("MALFORMED", "json-invalid")
-LIMIT = ("LIMIT", "limit-exceeded")
 
 
 def add(suite: Suite) -> None:
@@ -82,14 +79,11 @@ def _descriptor(suite: Suite) -> None:
     ) -> None:
         suite.invalid(f"descriptor/{name}", base, mutation, _store({"descriptor": change_}), error, *ids)
 
-    def put(**members: Any) -> Callable[[dict[str, Any]], Any]:
-        return lambda m: m | members
-
     for name in ("format", "uuid", "digest", "block_bytes", "log", "requires", "time"):
         fault(
             f"without-{name.replace('_', '-')}",
             f"`{name}` is missing",
-            lambda m, name=name: {k: v for k, v in m.items() if k != name},
+            without(name),
             JSON,
             "DF-JSN-01",
         )

@@ -1,4 +1,4 @@
-"""SPEC 12.5 and 14: scripts for writers. What readers must find in their stores follows from the scripts' bytes."""
+"""SPEC 12.5 and 14: scripts for writers. What readers must find follows from the scripts' bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vectors.content import NOT_FRESH, Tensor, Version
 from vectors.payloads import RAW, pack
 from vectors.primitives import DTYPES
-from vectors.store import NOT_FRESH, Store, Tensor, Version
+from vectors.store import Store
 from vectors.suite import Case, Suite
 from vectors.weights import change, noise
 
@@ -360,14 +361,14 @@ def _content(case: Any) -> None:
 
     s = Script()
     s.claim()
-    w = ("U8", [2], b"ab")
-    s.commit(0, {"w": w}, {"config.json": b"{}", "tokenizer/vocab.txt": b"a\nb", "empty": b""})
+    one = ("U8", [2], b"ab")
+    s.commit(0, {"w": one}, {"config.json": b"{}", "tokenizer/vocab.txt": b"a\nb", "empty": b""})
     s.commit(1, {"w": ("U8", [2], b"ac")}, {"config.json": b"{}", "tokenizer/vocab.txt": b"a\nc"})
     s.commit(2, {"w": ("U8", [2], b"ad")}, {"\u00e9.txt": b"{}", "config.json": b"{}"})
     for path in ("../x", "/x", "a//b", "a\\b", "c:d", "", ".", "x" * 1025):
-        s.refuse("UNSAFE", **s.commit_step(3, {"w": w}, {path: b"1"}))
-    s.refuse("UNSAFE", **s.commit_step(3, {"w": w}, {"a": b"1", "a/b": b"2"}))
-    s.commit(3, {"w": w}, {"a/b": b"2", "a/c": b"2"})
+        s.refuse("UNSAFE", **s.commit_step(3, {"w": one}, {path: b"1"}))
+    s.refuse("UNSAFE", **s.commit_step(3, {"w": one}, {"a": b"1", "a/b": b"2"}))
+    s.commit(3, {"w": one}, {"a/b": b"2", "a/c": b"2"})
     case(
         "files",
         "sidecar files that stay, change, go and share content; paths that must be refused",
@@ -454,7 +455,7 @@ def _refusals(case: Any) -> None:
         ({"w": ("U8", [-2], b"ab")}, "MALFORMED"),
         ({"x" * 65536: ("U8", [2], b"ab")}, "MALFORMED"),
     ):
-        s.refuse(error, **s.commit_step(1, tensors))  # type: ignore[arg-type]
+        s.refuse(error, **s.commit_step(1, tensors))
     s.commit(1, two)
     case(
         "bad-tensors",

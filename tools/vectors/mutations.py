@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ __all__ = ["Decode", "mutate"]
 
 Objects = dict[str, bytes]
 Decode = Callable[[int, bytes, bytes], bytes | None]
-"""Decodes a payload onto a base: encoding, payload, base (zeros of the block's length where it needs none)."""
+"""Decodes a payload onto a base (zeros where none is needed): encoding, payload, base."""
 
 _KINDS = {
     "name": "utf8",
@@ -91,7 +92,7 @@ class _Model:
                 data = dump(record)
             else:
                 data = record
-            data = seal(self.texts.get(seq, lambda data: data)(data))
+            data = seal(self.texts[seq](data) if seq in self.texts else data)
             out[f"log/{seq:020}.json"] = data
             prev = sha256(data)
         return out
@@ -113,10 +114,9 @@ class _Model:
         if record.get("kind") != "commit":
             return
         if "root" not in self.keep:
-            try:
+            # Names and shapes that no root can be of are refused before it is looked at.
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
                 record["root"] = self._root([self.parts[entry["key"]] for entry in record["manifests"]])
-            except (KeyError, TypeError, ValueError, OverflowError, AttributeError, UnicodeError):
-                pass  # names or shapes that no root can be of: they are refused before
         if "manifests" not in self.keep and isinstance(record.get("manifests"), list):
             for entry in record["manifests"]:
                 if isinstance(entry, dict):
@@ -287,8 +287,8 @@ class _Model:
         for dim in part.columns["shape"][row]:
             count *= dim
         size = count * DTYPES[part.columns["dtype"][row]][0] // 8
-        start = block * int(self.descriptor["block_bytes"])
-        return max(0, min(size - start, self.descriptor["block_bytes"]))
+        block_bytes = int(self.descriptor["block_bytes"])
+        return max(0, min(size - block * block_bytes, block_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,9 +393,31 @@ def _text(rng: Random) -> Callable[[bytes], bytes]:
             return _any_bytes(inner, data)
         at = inner.randrange(1, len(data))
         token = inner.choice(
-            (b" ", b"\n", b",", b'"', b"{", b"}", b"[", b"]", b":", b"0", b"-", b".", b"e5", b"null", b"\\u0000",
-             b"\\ud800", b"\xff", b"\xc3", b"\xe2\x80\xa8", b'"a":1,', b"1", b"true")
-        )  # fmt: skip
+            (
+                b" ",
+                b"\n",
+                b",",
+                b'"',
+                b"{",
+                b"}",
+                b"[",
+                b"]",
+                b":",
+                b"0",
+                b"-",
+                b".",
+                b"e5",
+                b"null",
+                b"\\u0000",
+                b"\\ud800",
+                b"\xff",
+                b"\xc3",
+                b"\xe2\x80\xa8",
+                b'"a":1,',
+                b"1",
+                b"true",
+            )
+        )
         return data[:at] + token + data[at:]
 
     return change
@@ -443,7 +465,7 @@ def _other(rng: Random, value: Any) -> Any:
             (value[:at] + letter + value[at:], value[:at] + value[at + 1 :], value + "/..", value.upper())
         )
     if isinstance(value, list):
-        return rng.choice((value * 2, value[:-1], value[::-1], value + [None]))
+        return rng.choice((value * 2, value[:-1], value[::-1], [*value, None]))
     return rng.choice(({}, {**value, "": 1}))
 
 

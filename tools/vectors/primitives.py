@@ -1,4 +1,4 @@
-"""The small pieces that everything is made of: integers, zstd frames, sealed JSON, safetensors, digests, roots.
+"""What everything is made of: integers, zstd frames, sealed JSON, safetensors, digests, roots.
 
 Frames are put together by hand, of raw and run-length blocks, so that no library's version changes a byte.
 """
@@ -130,7 +130,7 @@ def dump(value: object) -> bytes:
 
 
 def seal(members: Mapping[str, object] | bytes) -> bytes:
-    """A descriptor or record: with `check` as its last member (DF-JSN-03). Bytes are the object without it."""
+    """A descriptor or record, with `check` at its end (DF-JSN-03). Bytes are the object without it."""
     body = (members if isinstance(members, bytes) else dump(dict(members))).removesuffix(b"}")
     return body + b',"check":"' + sha256(body).encode() + b'"}'
 

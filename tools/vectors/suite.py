@@ -118,7 +118,7 @@ class Suite:
         held: Sequence[Mapping[str, Any]] | None = None,
         **changes: Any,
     ) -> str:
-        """A case one fault away from the valid case `of`, whose operation it shares unless `changes` say more."""
+        """A case one fault away from the valid case `of`, with its operation unless `changes` say more."""
         base = self.cases[of]
         args = {**base.args, **changes.pop("args", {})}
         if isinstance(store, Store):

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from vectors.content import NOT_FRESH, Tensor, Version
 from vectors.payloads import RAW, elements
 from vectors.payloads import pack as packed
-from vectors.store import NOT_FRESH, Hook, Store, Tensor, Version
+from vectors.store import Hook, Store
 
-__all__ = ["DTYPE_OF", "change", "noise", "steps", "two"]
+__all__ = ["DTYPE_OF", "Members", "change", "noise", "put", "steps", "two", "without"]
 
 DTYPE_OF: Mapping[int, str] = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
+
+
+Members = dict[str, Any]
+
+
+def put(**members: Any) -> Callable[[Members], Members]:
+    """A hook that sets members of an object."""
+    return lambda made: made | members
+
+
+def without(name: str) -> Callable[[Members], Members]:
+    """A hook that takes a member away."""
+    return lambda made: {key: value for key, value in made.items() if key != name}
 
 
 def noise(count: int, seed: int = 1) -> bytes:
@@ -70,7 +85,7 @@ def two(
     store = Store(block_bytes=block_bytes)
     store.claim()
     pack = store.pack()
-    chain = [pack.put(old, RAW), pack.put(bytes(payload), encoding)]  # type: ignore[call-overload]
+    chain = [pack.put(old, RAW), pack.put(bytes(payload), encoding)]
     version = Version({"w": Tensor(DTYPE_OF[width], [len(old) // width], new, [chain], [NOT_FRESH])})
     store.commit(version)
     return store

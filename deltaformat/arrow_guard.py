@@ -5,9 +5,9 @@ that the buffer itself declares; and since flatbuffers are graphs, a schema of a
 field, or one long string, a million times. So this module walks the few tables that say so first: the footer
 with its schema, and the message of the one record batch. It reads nothing else, follows every offset inside
 the bounds of its table, and counts what it visits. Buffers that overlap would be one buffer under several
-names, another way to make much of little. Compression is refused for both ways in
-which files have announced it: the message's own member, and (before version 5 of the metadata, which is
-refused as a whole) an entry of its custom metadata.
+names, another way to make much of little. Compression is refused for both ways in which files have announced
+it: the message's own member, and (before version 5 of the metadata, which is refused as a whole) an entry of
+its custom metadata.
 """
 
 from __future__ import annotations
@@ -214,12 +214,12 @@ def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, f"it has {count} buffers", where=where)
     before = 0
     for begin, end in sorted(batch.buffer(start + 16 * number) for number in range(count)):
-        if begin == end:
-            continue  # where a buffer without bytes begins says nothing
-        if begin < before:
-            raise _invalid("its buffers overlap", where)
         if end > body_bytes:
             raise _invalid("a buffer leads out of the body", where)
+        if begin == end:
+            continue  # it overlaps with none, wherever it is
+        if begin < before:
+            raise _invalid("its buffers overlap", where)
         before = end
 
 

@@ -21,7 +21,7 @@ from check_spec import parse
 __all__ = ["check"]
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_BYTES = 6_000_000
+MAX_BYTES = 5_000_000
 LEVELS = ("must", "should")
 PROFILES = ("reader-core", "reader-full", "writer")
 OPERATIONS = ("read", "open", "slice", "follow", "state", "write")

@@ -244,6 +244,7 @@ def arrow_file(
     message_metadata: bool = False,
     footer_metadata: bool = False,
     overlap: bool = False,
+    empty_at: int | None = None,
     align: int = 8,
     rows: int | None = None,
 ) -> bytes:
@@ -261,6 +262,7 @@ def arrow_file(
         message_metadata: Give the batch's message custom metadata.
         footer_metadata: Give the footer custom metadata.
         overlap: Let the last buffer lie where another one begins with the same bytes.
+        empty_at: Where buffers without bytes are said to begin; by default behind the one before.
         align: Multiple at which buffers begin.
         rows: The number of rows that the batch states.
     """
@@ -278,7 +280,7 @@ def arrow_file(
         parts += column_parts
     buffers, body = [], b""
     for part in parts:
-        buffers.append((len(body), len(part)))
+        buffers.append((len(body) if part or empty_at is None else empty_at, len(part)))
         body += part + bytes(-len(part) % align)
     if overlap:
         # The same bytes at another's place: nothing but the place is wrong.

@@ -97,6 +97,11 @@ def _arrow(suite: Suite, base: str) -> None:
     fault("message-metadata", "the batch's message has custom metadata", _options(message_metadata=True))
     fault("footer-metadata", "the footer has custom metadata", _options(footer_metadata=True))
     fault("overlapping-buffers", "two buffers share their bytes", _options(overlap=True))
+    fault(
+        "buffer-beyond-body",
+        "buffers without bytes begin behind the body",
+        _options(empty_at=1 << 20),
+    )
     fault("row-count", "the batch states one row more than its columns have", _options(rows=3))
     fault("no-entry", "the schema has no custom metadata", _options(metadata=[]))
     fault(

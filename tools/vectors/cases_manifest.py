@@ -144,6 +144,12 @@ def _accepted(suite: Suite) -> None:
         columns_hook(validity),
         "DF-MAN-01",
     )
+    accept(
+        "empty-buffers-at-0",
+        "buffers without bytes all begin at 0, inside another",
+        {"arrow:1": put(empty_at=0)},
+        "DF-MAN-01",
+    )
     accept("aligned-to-64", "buffers begin at multiples of 64 bytes", {"arrow:1": put(align=64)}, "DF-MAN-01")
     accept(
         "frame-with-window",

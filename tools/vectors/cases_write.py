@@ -342,18 +342,18 @@ def _content(case: Any) -> None:
 
     s = Script()
     s.claim()
-    w = noise(12_800, 11)
-    s.commit(0, {"w": ("BF16", [80, 80], w)})
-    w = change(w, 2, {number * 128 + 5: 1 for number in range(0, 50, 2)})
-    s.commit(1, {"w": ("BF16", [80, 80], w)})
-    s.commit(2, {"w": ("BF16", [80, 80], change(w, 2, dict.fromkeys(range(6400), 1)))})
-    s.commit(3, {"w": ("BF16", [80, 80], noise(12_800, 12))})
-    s.commit(4, {"w": ("BF16", [80, 80], bytes(12_800))})
+    w = noise(6_400, 11)
+    s.commit(0, {"w": ("BF16", [40, 80], w)})
+    w = change(w, 2, {number * 128 + 5: 1 for number in range(0, 25, 2)})
+    s.commit(1, {"w": ("BF16", [40, 80], w)})
+    s.commit(2, {"w": ("BF16", [40, 80], change(w, 2, dict.fromkeys(range(3200), 1)))})
+    s.commit(3, {"w": ("BF16", [40, 80], noise(6_400, 12))})
+    s.commit(4, {"w": ("BF16", [40, 80], bytes(6_400))})
     for step in range(4):
         s.look("follow", start=at(step), at=at(step + 1))
     case(
         "many-blocks",
-        "fifty blocks: half of them change, then every element, then all bits, then all is zero",
+        "twenty-five blocks: half of them change, then every element, then all bits, then all is zero",
         s,
         "DF-RD-02",
         "DF-BLK-02",
@@ -567,5 +567,5 @@ def _branches(case: Any) -> None:
         version(0),
         metadata={"loss": 0.25, "nested": {"list": [1, None, True, "\u00e9"], "": {}}, "big": 2**53 - 1},
     )
-    s.commit(1, version(1), metadata={"x" * 100: "y" * 10_000})
+    s.commit(1, version(1), metadata={"x" * 100: "y" * 1_000})
     case("metadata", "metadata of any JSON", s, "DF-JSN-01")

@@ -19,6 +19,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -257,6 +258,10 @@ class Case:
         return list(owner.get("gzip", []))
 
 
+class PlaceError(Exception):
+    """A file outside of stores cannot be put where a case needs it."""
+
+
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Places outside of stores are the same in every run on this machine: one at a time uses them."""
@@ -271,7 +276,13 @@ def _alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _placed(path: Path, source: Path) -> Iterator[None]:
     """A file outside the store, for the time of a case; its directory is the suite's alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        found = path.parent.lstat()
+    except OSError as error:
+        raise PlaceError(f"{path.parent} cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
+        raise PlaceError(f"{path.parent} is somebody else's, or no directory")
     try:
         path.write_bytes(source.read_bytes())
         yield
@@ -401,7 +412,11 @@ def run_case(
             status = "warning"
         return Outcome(case, status, reason, message, time.monotonic() - start)
 
-    with case.laid_out() as store:
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(case.laid_out())
+        except PlaceError as error:
+            return outcome("left-out", "place", str(error))
         before = _tree(store)
         try:
             reply = adapter.ask(case.members["op"], store=store, **case.members["args"])

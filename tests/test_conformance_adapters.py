@@ -167,3 +167,17 @@ def test_files_outside_are_taken_away() -> None:
     assert found[case].status == "passed"
     with suite._alone():  # another run on this machine may be at the same place
         assert not Path(path).parent.exists()
+
+
+def test_a_place_that_is_taken_leaves_a_case_out(tmp_path: Path) -> None:
+    (case,) = suite.chosen(suite.load_cases(CONFORMANCE / "cases"), ["=valid/external/file"])
+    (tmp_path / "taken").write_bytes(b"a file of somebody's")
+    members = {**case.members, "place": {str(tmp_path / "taken" / "x"): "external/0"}}
+    adapter = suite.Adapter(broken("right"))
+    try:
+        outcome = suite.run_case(suite.Case(case.directory, members, case.expect, case.store), adapter)
+    finally:
+        adapter.close()
+    assert (outcome.status, outcome.reason) == ("left-out", "place")
+    assert "taken" in outcome.message
+    assert (tmp_path / "taken").read_bytes() == b"a file of somebody's"

@@ -59,9 +59,14 @@ class _Table:
     def string(self, slot: int) -> bytes:
         """A member that is a string."""
         start, count = self.vector(slot)
+        return bytes(self.data[start : start + self.length(slot)]) if count else b""
+
+    def length(self, slot: int) -> int:
+        """The length of a member that is a string, which lies in its table."""
+        start, count = self.vector(slot)
         if start + count > len(self.data):
             raise _invalid("an offset leads out of its table", self.where)
-        return bytes(self.data[start : start + count])
+        return count
 
     def vector(self, slot: int) -> tuple[int, int]:
         """Where a vector's elements begin, and how many it states; (0, 0) where it is absent."""
@@ -168,13 +173,13 @@ def _check_schema(schema: _Table, where: str) -> dict[bytes, bytes]:
             # A library looks at it for extension types, and runs code that any package may have registered.
             raise _invalid("a field has custom metadata (DF-MAN-01)", where)
         pending += field.tables(5)
-        strings += field.vector(0)[1] + _type_bytes(field)
+        strings += field.length(0) + _type_bytes(field)
         visited += 1
         if visited + len(pending) > _MAX_TABLES or strings > len(schema.data):
             raise LimitError(
                 ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=where
             )
-    if sum(entry.vector(slot)[1] for entry in entries for slot in (0, 1)) > len(schema.data):
+    if sum(entry.length(slot) for entry in entries for slot in (0, 1)) > len(schema.data):
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=where)
     metadata = {entry.string(0): entry.string(1) for entry in entries}
     if len(metadata) != len(entries):

@@ -32,6 +32,7 @@ from vectors import (
     cases_sparse,
     cases_void,
     cases_write,
+    frames,
 )
 from vectors.suite import Suite
 
@@ -92,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     suite = build()
     if options.write:
         suite.write(CASES)
+        frames.save()
     lines = differences(suite)
     size = sum(map(len, suite.files().values()))
     print("\n".join(lines) or f"{len(suite.cases)} cases in {size} bytes, as committed")

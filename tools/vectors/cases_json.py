@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vectors.content import NOT_FRESH, Tensor, Version
 from vectors.faults import JSON, LIMIT, VALUE
+from vectors.payloads import PLANES_DELTA, RAW, planes
 from vectors.primitives import dump
 from vectors.store import Store
 from vectors.suite import Suite
-from vectors.weights import noise, put, without
+from vectors.weights import change, noise, put, without
 
 __all__ = ["add"]
 
@@ -448,6 +450,24 @@ def _limits(suite: Suite) -> None:
         _store({"record:1": branches(10_001)}),
         LIMIT,
         "DF-LIM-01",
+    )
+
+    heavy = Store()
+    heavy.claim()
+    pack = heavy.pack()
+    content = noise(256, 97)
+    chain = [pack.put(content, RAW)]
+    for number in range(63):
+        new = change(content, 1, {number: 1, 255 - number: -2})
+        chain.append(pack.put(planes(new, 1, base=content), PLANES_DELTA))
+        content = new
+    heavy.commit(Version({"w": Tensor("U8", [256], content, [chain], [NOT_FRESH])}))
+    suite.valid(
+        "limits/block-memory",
+        "a block whose content and pieces take 65 times the block size",
+        heavy,
+        "DF-LIM-01",
+        flags=["limit", "must-accept"],
     )
 
     def columns(fields: int) -> Store:

@@ -8,6 +8,7 @@ from typing import Any
 from vectors.arrowfile import Column
 from vectors.content import External, Tensor, Version
 from vectors.faults import JSON, MANIFEST, VALUE
+from vectors.frames import compressed
 from vectors.payloads import SPARSE, sparse
 from vectors.primitives import dump, frame, sha256
 from vectors.store import Store
@@ -151,6 +152,12 @@ def _accepted(suite: Suite) -> None:
         "DF-MAN-01",
     )
     accept("aligned-to-64", "buffers begin at multiples of 64 bytes", {"arrow:1": put(align=64)}, "DF-MAN-01")
+    accept(
+        "frame-compressed",
+        "a frame whose blocks are compressed, with a checksum",
+        {"frame:1": lambda c: compressed(c, 5, checksum=True)},
+        "DF-MAN-02",
+    )
     accept(
         "frame-with-window",
         "a frame with a window of its own",

@@ -7,6 +7,7 @@ from typing import Any
 
 from vectors.content import NOT_FRESH, Tensor, Version
 from vectors.faults import FRAME, PAYLOAD, UNKNOWN
+from vectors.frames import compressed
 from vectors.payloads import PLANES, PLANES_DELTA, RAW, SPARSE, planes, sparse, stream
 from vectors.primitives import MAGIC, frame, varint
 from vectors.store import Store
@@ -148,6 +149,8 @@ def _streams(suite: Suite) -> None:
         flags=["streams", "must-accept"],
     )
 
+    _compressed(suite)
+
     def fault(
         name: str,
         mutation: str,
@@ -245,6 +248,41 @@ def _streams(suite: Suite) -> None:
 
 # XXH64 of the content of `_streams`, its low four bytes, little-endian (RFC 8878).
 _CHECKSUM = "6e33f69c"
+
+
+def _compressed(suite: Suite) -> None:
+    """Blocks that an encoder compressed: literals by Huffman, sequences, repeats."""
+    few = bytes(b"aabacadaeb"[byte % 10] for byte in noise(1500, 41))
+    runs = b"".join(bytes([byte]) * (byte % 40) for byte in noise(200, 42))[:1500].ljust(1500, b"z")
+    content = bytes(byte for pair in zip(few, runs, strict=True) for byte in pair)
+    for name, title, level, checksum in (
+        ("compressed-3", "streams compressed at level 3", 3, False),
+        ("compressed-19", "streams compressed at level 19", 19, False),
+        ("compressed-checksum", "streams compressed at level 1, with checksums", 1, True),
+    ):
+
+        def form(data: bytes, level: int = level, checksum: bool = checksum) -> bytes:
+            made = compressed(data, level, checksum=checksum)
+            return varint(len(made)) + made
+
+        payload = planes(content, 2, forms=[form, form])
+        store = steps([(PLANES, payload, content)], dtype="BF16", shape=[1500], block_bytes=4096)
+        suite.valid(f"streams/{name}", title, store, "DF-ENC-09", flags=["streams"])
+    new = change(content, 2, {number: number % 7 - 3 or 1 for number in range(0, 1500, 3)})
+    payload_fields = sparse(content, new, 2, [0x6000, 0x1000], 1)
+
+    def small(data: bytes) -> bytes:
+        made = compressed(data, 9)
+        return varint(len(made)) + made
+
+    payload_fields.forms = dict.fromkeys(("quotients", "lows", "signs", "plane0", "plane1"), small)
+    suite.valid(
+        "sparse/compressed",
+        "five hundred changes, every stream compressed",
+        two(content, new, SPARSE, payload_fields, width=2, block_bytes=4096),
+        "DF-ENC-09",
+        flags=["sparse", "streams"],
+    )
 
 
 def _chains(suite: Suite) -> None:

@@ -252,6 +252,18 @@ def _faults(suite: Suite) -> None:
             "DF-LIM-02",
         )
 
+    taken = dict(_one_commit({}).objects)
+    taken[f"log/{2:020}.json/x"] = b"x"
+    suite.invalid(
+        "log/record-is-a-directory",
+        one,
+        "where record 2 would be is a directory: the failure to read it is not its absence",
+        taken,
+        ("STORE", "store-failed"),
+        "DF-STO-04",
+        level="should",
+    )
+
     for name, title, changes in (
         ("time-odd", "a `time` that is no time", {"time": "yesterday"}),
         ("time-empty", "an empty `time`", {"time": ""}),

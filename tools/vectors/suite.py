@@ -15,7 +15,7 @@ from vectors.store import Store
 
 __all__ = ["Case", "Suite"]
 
-_GZIP_FROM = 32 << 10
+_GZIP_FROM = 8 << 10
 MAIN: Mapping[str, Any] = {"branch": "main"}
 
 
@@ -209,8 +209,10 @@ class Suite:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode()
+def _json(members: Mapping[str, object]) -> bytes:
+    """A line per member."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in members.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def _all_hooks_used(name: str, store: Store) -> None:

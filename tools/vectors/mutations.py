@@ -456,7 +456,7 @@ def _other(rng: Random, value: Any) -> Any:
         return rng.choice((None, True, False, 0, "", [], {}, "x", [1], {"a": 1}))
     if isinstance(value, bool) or value is None:
         return rng.choice((0, 1, None, True, False))
-    if isinstance(value, int):
+    if isinstance(value, int | float):
         return rng.choice((value + 1, value - 1, *_NUMBERS))
     if isinstance(value, str):
         at = rng.randrange(len(value) + 1)

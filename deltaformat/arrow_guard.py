@@ -4,10 +4,10 @@ An Arrow reader trusts lengths that a hostile file states. It decompresses a buf
 that the buffer itself declares; and since flatbuffers are graphs, a schema of a few kilobytes can name one
 field, or one long string, a million times. So this module walks the few tables that say so first: the footer
 with its schema, and the message of the one record batch. It reads nothing else, follows every offset inside
-the bounds of its table, and counts what it visits. Buffers that together are longer than the body would be
-one buffer under several names, another way to make much of little. Compression is refused for both ways in
-which files have announced it: the message's own member, and (before version 5 of the metadata, which is
-refused as a whole) an entry of its custom metadata.
+the bounds of its table, and counts what it visits. Buffers that overlap would be one buffer under several
+names, another way to make much of little. Compression is refused for both ways in which files have announced
+it: the message's own member, and (before version 5 of the metadata, which is refused as a whole) an entry of
+its custom metadata.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class _Table:
     def tables(self, slot: int) -> list[_Table]:
         """A member that is a vector of tables."""
         start, count = self.vector(slot)
+        if start + 4 * count > len(self.data):
+            raise _invalid("an offset leads out of its table", self.where)
         if count > _MAX_TABLES:
             raise LimitError(
                 ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=self.where
@@ -57,9 +59,14 @@ class _Table:
     def string(self, slot: int) -> bytes:
         """A member that is a string."""
         start, count = self.vector(slot)
+        return bytes(self.data[start : start + self.length(slot)]) if count else b""
+
+    def length(self, slot: int) -> int:
+        """The length of a member that is a string, which lies in its table."""
+        start, count = self.vector(slot)
         if start + count > len(self.data):
             raise _invalid("an offset leads out of its table", self.where)
-        return bytes(self.data[start : start + count])
+        return count
 
     def vector(self, slot: int) -> tuple[int, int]:
         """Where a vector's elements begin, and how many it states; (0, 0) where it is absent."""
@@ -73,12 +80,12 @@ class _Table:
         """A `Block` struct: offset, bytes of metadata, bytes of body."""
         return self._read("<q", start), self._read("<i", start + 8), self._read("<q", start + 16)
 
-    def buffer_length(self, start: int) -> int:
-        """The length in a `Buffer` struct, which holds an offset before it; never below 0."""
-        length = self._read("<q", start + 8)
-        if length < 0:
-            raise _invalid("a buffer has a negative length", self.where)
-        return length
+    def buffer(self, start: int) -> tuple[int, int]:
+        """Where a `Buffer` struct says that its bytes begin and end, in the body."""
+        offset, length = self._read("<q", start), self._read("<q", start + 8)
+        if offset < 0 or length < 0:
+            raise _invalid("a buffer has a negative offset or length", self.where)
+        return offset, offset + length
 
     def _at(self, slot: int) -> int:
         vtable = self.position - self._read("<i", self.position)
@@ -166,13 +173,13 @@ def _check_schema(schema: _Table, where: str) -> dict[bytes, bytes]:
             # A library looks at it for extension types, and runs code that any package may have registered.
             raise _invalid("a field has custom metadata (DF-MAN-01)", where)
         pending += field.tables(5)
-        strings += field.vector(0)[1] + _type_bytes(field)
+        strings += field.length(0) + _type_bytes(field)
         visited += 1
         if visited + len(pending) > _MAX_TABLES or strings > len(schema.data):
             raise LimitError(
                 ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=where
             )
-    if sum(entry.vector(slot)[1] for entry in entries for slot in (0, 1)) > len(schema.data):
+    if sum(entry.length(slot) for entry in entries for slot in (0, 1)) > len(schema.data):
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, "the Arrow schema is too large (DF-MAN-01)", where=where)
     metadata = {entry.string(0): entry.string(1) for entry in entries}
     if len(metadata) != len(entries):
@@ -206,10 +213,19 @@ def _check_message(data: memoryview, body_bytes: int, where: str) -> None:
     if batch.table(3) is not None:
         raise _invalid("its buffers are compressed (DF-MAN-01)", where)
     start, count = batch.vector(2)
+    if start + 16 * count > len(data):
+        raise _invalid("an offset leads out of its table", where)
     if count > _MAX_BUFFERS:
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, f"it has {count} buffers", where=where)
-    if sum(batch.buffer_length(start + 16 * number) for number in range(count)) > body_bytes:
-        raise _invalid("its buffers overlap", where)
+    before = 0
+    for begin, end in sorted(batch.buffer(start + 16 * number) for number in range(count)):
+        if end > body_bytes:
+            raise _invalid("a buffer leads out of the body", where)
+        if begin == end:
+            continue  # it overlaps with none, wherever it is
+        if begin < before:
+            raise _invalid("its buffers overlap", where)
+        before = end
 
 
 def _invalid(message: str, where: str) -> MalformedError:

@@ -24,7 +24,7 @@ from deltaformat.errors import (
     MalformedError,
     UnsupportedError,
 )
-from deltaformat.fields import MANIFEST, check_requires, is_natural, split_members
+from deltaformat.fields import MANIFEST, check_natural, check_requires, is_natural, split_members
 from deltaformat.keys import KeyKind, parse_key
 from deltaformat.mapcheck import check_map, check_packs, gaps_of, offsets_of
 from deltaformat.packs import ExternalRef, FileRef, PackEntry, PackRef
@@ -251,6 +251,9 @@ def _metadata(value: bytes, digest: str, block_bytes: int, parent: int | None, w
         )
     members, _ = split_members(parsed, MANIFEST, where=where)
     check_requires(members["requires"], where=where)
+    for name in ("block_bytes", "parent"):
+        if members[name] is not None:
+            check_natural(members[name], name, where)
     for name, expected in (("digest", digest), ("block_bytes", block_bytes), ("parent", parent)):
         if members[name] != expected:  # DF-MAN-09
             raise InconsistentError(
@@ -268,15 +271,34 @@ def _pack_members(entry: PackEntry) -> dict[str, object]:
 
 
 def _pack_entry(members: dict[str, Any], where: str) -> PackEntry:
-    key, url, sha256 = members.get("key"), members.get("url"), members.get("sha256")
-    size: Any = members.get("size")
-    if not is_natural(size) or (key is None) == (url is None):
-        raise _value("a pack has neither key nor url, or both, or no size", where)
-    if isinstance(key, str) and parse_key(key, where=where).kind is KeyKind.PACK:  # DF-KEY-01
-        return PackRef(key, size)
-    if isinstance(url, str) and isinstance(sha256, str) and _is_sha256(sha256):
+    size = _size(members, where)
+    if "key" in members and "url" in members:
+        raise _value("a pack has both key and url", where)
+    if "url" in members:
+        url, sha256 = _text(members, "url", where), _text(members, "sha256", where)
+        if not _is_sha256(sha256):
+            raise _value("an external object's sha256 is not 64 lowercase hex digits", where)
         return ExternalRef(url, size, sha256)
-    raise _value("a pack's key is not one of a pack, or its url lacks a sha256", where)
+    key = _text(members, "key", where)
+    if parse_key(key, where=where).kind is not KeyKind.PACK:  # DF-KEY-01
+        raise _value("a pack's key is not one of a pack", where)
+    return PackRef(key, size)
+
+
+def _text(members: dict[str, Any], name: str, where: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str):
+        raise MalformedError(ErrorCode.JSON_INVALID, f"a pack or file has no string `{name}`", where=where)
+    return value
+
+
+def _size(members: dict[str, Any], where: str) -> int:
+    size = members.get("size")
+    if type(size) is not int:
+        raise MalformedError(ErrorCode.JSON_INVALID, "a pack or file has no integer `size`", where=where)
+    if not is_natural(size):
+        raise _value(f"a size of {size} cannot be", where)
+    return size
 
 
 def _is_sha256(text: str) -> bool:
@@ -286,10 +308,8 @@ def _is_sha256(text: str) -> bool:
 def _files(entries: list[dict[str, Any]], where: str) -> tuple[FileRef, ...]:
     files = []
     for members in entries:
-        path, key = members.get("path"), members.get("key")
-        size: Any = members.get("size")
-        if not isinstance(path, str) or not isinstance(key, str) or not is_natural(size):
-            raise _value("a file lacks path, key or size", where)
+        path, key = _text(members, "path", where), _text(members, "key", where)
+        size = _size(members, where)
         check_sidecar_path(path, where=where)
         if parse_key(key, where=where).kind is not KeyKind.FILE:
             raise _value("a file's key is not one of a file", where)

@@ -256,6 +256,7 @@ def parse_record(data: bytes, *, seq: int) -> Record:
             where=where,
         )
     known, extra = fields.split_members(members, fields.RECORD, fields.KINDS[kind.kind], where=where)
+    fields.check_natural(known["seq"], "seq", where)
     if known["seq"] != seq:
         raise InconsistentError(
             ErrorCode.RECORD_MISPLACED, f"holds record number {known['seq']}, not its own", where=where

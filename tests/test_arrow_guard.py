@@ -150,9 +150,17 @@ def test_buffers_share_no_bytes(monkeypatch):
     start, count = batch.vector(2)
     place = offset + 8 + start
     body = len(content)
-    for value, match in ((body, "overlap"), (-1, "negative"), (1 << 62, "overlap")):
+    last = place + 16 * (count - 1)
+    (inside,) = struct.unpack_from("<q", content, last - 32)
+    for at, value, match in (
+        (last + 8, body, "leads out"),
+        (last + 8, -1, "negative"),
+        (last + 8, 1 << 62, "leads out"),
+        (last, -8, "negative"),
+        (last, inside, "overlap"),
+    ):
         damaged = bytearray(content)
-        struct.pack_into("<q", damaged, place + 16 * (count - 1) + 8, value)
+        struct.pack_into("<q", damaged, at, value)
         refused(bytes(damaged), "manifest-invalid", match=match)
     monkeypatch.setattr(arrow_guard, "_MAX_BUFFERS", count - 1)
     refused(content, "limit-exceeded", match="buffers")

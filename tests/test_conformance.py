@@ -1,113 +1,165 @@
-"""Every case below conformance/ against the reference reader; and the worked store of SPEC.md against what
-builds it."""
+"""The conformance suite: its cases are well-formed and as generated, and the reference passes all of them."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
-import numpy as np
 import pytest
+from suitetools import CONFORMANCE, REFERENCE, suite
 
-import deltaformat as df
-import worked_store
-from deltaformat.encodings import decode_piece
-from deltaformat.errors import DeltaFormatError
-from deltaformat.manifest import decode_part
-from deltaformat.versionmap import VersionMap
+import check_vectors
+import gen_vectors
+from deltaformat.cli import main
+from deltaformat.errors import ErrorCode
 
-CASES = sorted(path.parent for path in (worked_store.ROOT / "conformance" / "cases").rglob("case.json"))
-SPEC = worked_store.SPEC.read_text()
+ROOT = CONFORMANCE.parent
+CASES = suite.load_cases(CONFORMANCE / "cases")
 
 
-def read(store: Path, branch: str) -> dict[str, object]:
+def test_cases_are_as_generated() -> None:
+    """The committed bytes are the authority; what makes them still makes them, from SPEC.md alone."""
+    assert gen_vectors.differences(gen_vectors.build()) == []
+
+
+def test_nothing_of_the_library_makes_cases() -> None:
+    makers = [ROOT / "tools" / "gen_vectors.py", *(ROOT / "tools" / "vectors").glob("*.py")]
+    assert len(makers) > 5
+    for path in makers:
+        assert "import deltaformat" not in path.read_text(), path
+        assert "from deltaformat" not in path.read_text(), path
+
+
+def test_every_requirement_has_a_case() -> None:
+    assert check_vectors.check(CONFORMANCE, (ROOT / "SPEC.md").read_text()) == []
+
+
+def test_there_are_enough_cases() -> None:
+    assert len(CASES) > 700
+    assert sum("derived_from" in case.members for case in CASES) > 400
+    assert {case.members["profile"] for case in CASES} == {"reader-core", "reader-full", "writer"}
+
+
+def test_the_runner_knows_the_classes_of_spec() -> None:
+    """DF-ERR-01."""
+    assert {code.error_class for code in ErrorCode} | {"NOT-REFUSED"} == suite.CLASSES
+
+
+@pytest.mark.slow
+def test_the_reference_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All profiles, by the command line, with codes; and the reports say the same."""
+    report = tmp_path / "report.xml"
+    code = main(["conformance", "run", "--json", "--strict", "--junit", str(report)])
+    document = json.loads(capsys.readouterr().out)
+    bad = [(case["id"], case["message"]) for case in document["cases"] if case["status"] != "passed"]
+    assert bad == []
+    assert code == 0
+    assert len(document["cases"]) == len(CASES)
+    assert [claim.split()[2] for claim in document["claims"]] == ["reader-core,", "reader-full,", "writer,"]
+    root = ElementTree.parse(report).getroot()
+    assert sum(int(one.get("tests", "")) for one in root) == len(CASES)
+    assert sum(int(one.get("failures", "")) for one in root) == 0
+    assert len(root.findall("testsuite/testcase")) == len(CASES)
+
+
+def test_the_reference_passes_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPEC 9 by NumPy alone, and by one thread."""
+    monkeypatch.setenv("DELTAFORMAT_NATIVE", "0")
+    monkeypatch.setenv("DELTAFORMAT_ADAPTER_THREADS", "1")
+    chosen = suite.chosen(CASES, ["sparse/", "planes/", "streams/", "chains/", "rebase/"])
+    assert len(chosen) > 100
+    adapter = suite.Adapter(REFERENCE)
     try:
-        with df.open(store).version(branch=branch) as version:
-            tensors = []
-            for name in version.keys():  # noqa: SIM118 - Version has no __iter__
-                content = version.get_bytes(name)
-                data = bytes(content.data)
-                tensors.append(
-                    {
-                        "name": name,
-                        "dtype": content.dtype,
-                        "shape": list(content.shape),
-                        "nbytes": len(data),
-                        "sha256": hashlib.sha256(data).hexdigest(),
-                    }
-                )
-            return {"ok": {"step": version.step, "root": version.root, "tensors": tensors}}
-    except DeltaFormatError as error:
-        return {"error": {"class": error.code.error_class, "code": error.code.value}}
+        found = suite.run(chosen, adapter, version="x")
+    finally:
+        adapter.close()
+    assert [(o.case.id, o.message) for o in found.outcomes if o.status != "passed"] == []
 
 
-def test_there_are_cases() -> None:
-    assert CASES
+def test_the_runner_needs_nothing_of_ours(tmp_path: Path) -> None:
+    """conformance/ alone, with a Python that has no packages."""
+    alone = tmp_path / "conformance"
+    alone.mkdir()
+    for name in ("run.py", "VERSION"):
+        shutil.copy(CONFORMANCE / name, alone)
+    shutil.copytree(CONFORMANCE / "cases" / "valid" / "chains", alone / "cases" / "valid" / "chains")
+    python = [sys.executable, "-I", "-S", str(alone / "run.py")]
+    listed = subprocess.run([*python, "--list"], capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) > 3
+    for adapter in ("false", "/nowhere/adapter"):
+        ran = subprocess.run([*python, "--adapter", adapter], capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert "must answer `hello`, see PROTOCOL.md" in ran.stderr
+    assert subprocess.run([*python, "--filter", "nothing"], capture_output=True, check=False).returncode == 2
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(case: Path) -> None:
-    described = json.loads((case / "case.json").read_text())
-    assert described["id"] == case.name
-    assert described["op"] == "read"
-    cited = [identifier for identifier in described["requirements"] if f"**{identifier}**" not in SPEC]
-    assert cited == []
-    assert read(case / "store", **described["args"]) == json.loads((case / "expect.json").read_text())
+def test_an_archive_of_cases_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a wheel holds instead of the directory."""
+    shutil.copytree(CONFORMANCE / "cases" / "valid" / "chains", tmp_path / "cases" / "valid" / "chains")
+    names = [case.id for case in suite.load_cases(tmp_path / "cases")]
+    shutil.make_archive(str(tmp_path / "cases"), "xztar", tmp_path, "cases")
+    shutil.rmtree(tmp_path / "cases")
+    with suite.found_cases(tmp_path / "cases") as directory:
+        assert [case.id for case in suite.load_cases(directory)] == names
+        assert os.fspath(directory) != os.fspath(tmp_path / "cases")
 
 
-def shown_manifest(version: VersionMap, parent: int | None) -> tuple[bytes, int]:
-    """The manifest in SPEC.md that says what `version` does: neither Arrow nor zstd is canonical, so bytes
-    may differ."""
-    commits = [json.loads(data) for key, data in worked_store.parse(SPEC).items() if key.startswith("log/")]
-    for manifest in (entry for commit in commits for entry in commit.get("manifests", ())):
-        frame = worked_store.parse(SPEC)[manifest["key"]]
-        try:
-            shown = decode_part(
-                frame,
-                content_size=manifest["content_size"],
-                where="SPEC.md",
-                digest="xxh3-128",
-                block_bytes=worked_store.BLOCK_BYTES,
-                parent=parent,
-            )
-        except DeltaFormatError:
-            continue  # of the other step: it names another parent
-        columns = ("digest", "fresh", "depth", "pack", "offset", "length", "encoding")
-        assert (shown.names, shown.dtypes, shown.shapes) == (version.names, version.dtypes, version.shapes)
-        assert (shown.packs, shown.files) == (version.packs, version.files)
-        for column in columns:
-            assert np.array_equal(getattr(shown, column), getattr(version, column)), column
-        return frame, manifest["content_size"]
-    raise AssertionError("SPEC.md shows no manifest of this step")
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "run", "--list", "--filter", "=valid/worked-store"]) == 0
+    assert capsys.readouterr().out.startswith("valid/worked-store: ")
+    assert main(["conformance", "run", "--filter", "no such case"]) == 2
+    assert main(["conformance"]) == 2
+    assert main(["conformance", "run", "--profile", "reader-none"]) == 2
+    capsys.readouterr()
 
 
-def test_spec_shows_the_worked_store() -> None:
-    """Appendix A, regenerated: every object, byte for byte (manifests by meaning)."""
-    assert worked_store.parse(SPEC) == worked_store.build(shown_manifest)
+# -- judging ------------------------------------------------------------------------------------------------
+
+OK = {"ok": {"seq": 1, "tensors": [{"name": "w", "sha256": "ab"}]}}
+ERROR = {"error": {"class": "CORRUPT", "code": "digest-mismatch"}}
 
 
-def test_the_committed_case_is_the_store_of_spec() -> None:
-    store = worked_store.CASE / "store"
-    committed = {
-        str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()
-    }
-    assert committed == worked_store.parse(SPEC)
-    assert json.loads((worked_store.CASE / "expect.json").read_text()) == worked_store.expectation()
+@pytest.mark.parametrize(
+    ("expect", "reply", "status", "reason"),
+    [
+        (OK, {"result": "ok", "seq": 1, "tensors": [{"name": "w", "sha256": "ab", "more": 1}]}, "passed", ""),
+        (OK, {"result": "ok", "seq": 1, "tensors": [{"name": "w", "sha256": "ac"}]}, "failed", "wrong-value"),
+        (OK, {"result": "ok", "seq": 1, "tensors": []}, "failed", "wrong-value"),
+        (OK, {"result": "ok", "seq": 1, "tensors": OK["ok"]["tensors"] * 2}, "failed", "wrong-value"),
+        (OK, {"result": "ok", "seq": 1}, "failed", "wrong-value"),
+        (OK, {"result": "ok", "seq": True, "tensors": OK["ok"]["tensors"]}, "failed", "wrong-value"),
+        (OK, {"result": "ok", "seq": 1.0, "tensors": OK["ok"]["tensors"]}, "failed", "wrong-value"),
+        (OK, {"result": "error", "class": "CORRUPT", "code": None}, "failed", "rejected"),
+        (OK, {"result": "skip", "reason": "no"}, "failed", "skip"),
+        (ERROR, {"result": "error", "class": "CORRUPT", "code": "digest-mismatch"}, "passed", ""),
+        (ERROR, {"result": "error", "class": "CORRUPT", "code": "hash-mismatch"}, "warning", "other-code"),
+        (ERROR, {"result": "error", "class": "CORRUPT", "code": None}, "warning", "other-code"),
+        (ERROR, {"result": "error", "class": "MALFORMED", "code": None}, "failed", "wrong-class"),
+        (ERROR, {"result": "ok"}, "failed", "accepted"),
+        (ERROR, {"result": "skip", "reason": "no"}, "failed", "skip"),
+    ],
+)
+def test_a_reply_is_judged(
+    expect: dict[str, object], reply: dict[str, object], status: str, reason: str
+) -> None:
+    assert suite.compare(expect, reply)[:2] == (status, reason)
 
 
-def test_both_steps_by_hand() -> None:
-    """The payload of SPEC.md's table gives step 1 from step 0; both steps read, with the roots of SPEC 7.1
-    computed by hand."""
-    block = np.frombuffer(worked_store.W0, np.uint8).copy()
-    decode_piece(3, worked_store.PAYLOAD, block)
-    assert block.tobytes() == worked_store.W1
-    store = df.open(worked_store.CASE / "store")
-    for step, tensors in enumerate(worked_store.STEPS):
-        with store.version(step=step) as version:
-            assert version.root == worked_store.root(step)
-            for name, (dtype, shape, content) in tensors.items():
-                found = version.get_bytes(name)
-                assert (found.dtype, tuple(found.shape), bytes(found.data)) == (dtype, shape, content)
-            assert version.read_file("config.json") == worked_store.CONFIG
-    assert store.verify(all=True).findings == []
+def test_another_code_fails_when_strict() -> None:
+    reply = {"result": "error", "class": "CORRUPT", "code": "hash-mismatch"}
+    assert suite.compare(ERROR, reply, strict=True)[:2] == ("failed", "other-code")
+
+
+def test_what_was_held_must_be_as_before() -> None:
+    """DF-RD-03."""
+    held = [{"name": "w", "sha256": "ab"}]
+    expect = {"error": {"class": "CORRUPT", "code": "digest-mismatch", "held": held}}
+    reply = {"result": "error", "class": "CORRUPT", "code": "digest-mismatch", "held": held}
+    assert suite.compare(expect, reply)[0] == "passed"
+    for wrong in ({**reply, "held": [{"name": "w", "sha256": "ac"}]}, {**reply, "held": []}, ERROR["error"]):
+        assert suite.compare(expect, {"result": "error", **wrong})[:2] == ("failed", "wrong-value")

@@ -1,9 +1,9 @@
 """The worked store of SPEC.md, appendix A.
 
-Builds it, prints it into SPEC.md, and writes it as a conformance case.
+Builds it and prints it into SPEC.md, from which tools/gen_vectors.py takes the first conformance case.
 
-    python tools/worked_store.py            compare SPEC.md and conformance/ with what is built here
-    python tools/worked_store.py --write    bring them up to date
+    python tools/worked_store.py            compare SPEC.md with what is built here
+    python tools/worked_store.py --write    bring SPEC.md up to date; then run tools/gen_vectors.py --write
 
 Payloads and packs are written by hand, byte by byte, from SPEC.md; the library's writer has no part in them.
 """
@@ -31,7 +31,6 @@ __all__ = ["STEPS", "Encode", "build", "build_maps", "parse", "render"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "SPEC.md"
-CASE = ROOT / "conformance" / "cases" / "valid" / "worked-store"
 BEGIN, END = "<!-- worked-store -->\n", "<!-- end -->"
 
 BLOCK_BYTES = 256
@@ -292,30 +291,10 @@ def parse(spec: str) -> dict[str, bytes]:
     return objects
 
 
-def expectation() -> dict[str, object]:
-    """What a reader must find at the newest step."""
-    return {
-        "ok": {
-            "step": 1,
-            "root": root(1),
-            "tensors": [
-                {
-                    "name": name,
-                    "dtype": dtype,
-                    "shape": list(shape),
-                    "nbytes": len(content),
-                    "sha256": sha256(content),
-                }
-                for name, (dtype, shape, content) in STEPS[1].items()
-            ],
-        }
-    }
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, or write."""
     parser = argparse.ArgumentParser(description="The worked store of SPEC.md, appendix A.")
-    parser.add_argument("--write", action="store_true", help="bring SPEC.md and conformance/ up to date")
+    parser.add_argument("--write", action="store_true", help="bring SPEC.md up to date")
     options = parser.parse_args(argv)
     spec = SPEC.read_text()
     if not options.write:
@@ -325,11 +304,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     objects = build()
     start = spec.index(BEGIN) + len(BEGIN)
     SPEC.write_text(spec[:start] + render(objects) + spec[spec.index(END, start) :])
-    for key, data in objects.items():
-        path = CASE / "store" / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    (CASE / "expect.json").write_text(json.dumps(expectation(), indent=2) + "\n")
     return 0
 
 

@@ -6,7 +6,18 @@ import argparse
 from collections.abc import Sequence
 
 import deltaformat as df
-from deltaformat.cli import bench, demo, demo_follow, difference, doctor, history, show, stores, transfer
+from deltaformat.cli import (
+    bench,
+    conformance,
+    demo,
+    demo_follow,
+    difference,
+    doctor,
+    history,
+    show,
+    stores,
+    transfer,
+)
 from deltaformat.cli.options import Commands, Parser, UsageError
 
 __all__ = ["parse"]
@@ -39,6 +50,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     stores.register(commands)
     doctor.register(commands)
     bench.register(commands)
+    conformance.register(commands)
     try:
         return parser.parse_args(arguments)
     except SystemExit as request:

@@ -31,20 +31,38 @@ print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
 PY
 }
 
+# Debian packages, if this may install any; a note where it cannot.
+install_packages() {
+    local purpose=$1
+    shift
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "set-up: note: $purpose need: apt-get install --no-install-recommends $*" >&2
+        return
+    fi
+    echo "set-up: installing $* for $purpose" >&2
+    if ! (apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@") >/dev/null 2>&1; then
+        echo "set-up: note: apt-get could not install $*; $purpose do without" >&2
+    fi
+}
+
 # A real S3 server for tests, from Debian or Ubuntu. Where it cannot be had, its tests are skipped (with CI=true: they fail).
 set_up_servers() {
-    local packages=(radosgw ceph-mon ceph-osd)
-    if command -v radosgw >/dev/null && command -v ceph-mon >/dev/null && command -v ceph-osd >/dev/null; then
-        return
+    if ! { command -v radosgw && command -v ceph-mon && command -v ceph-osd; } >/dev/null; then
+        install_packages 'tests of buckets' radosgw ceph-mon ceph-osd
     fi
-    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        echo "set-up: note: tests of buckets need a server: apt-get install --no-install-recommends ${packages[*]}" >&2
-        return
+}
+
+# Node and a browser for the second reader, in tools/reader-ts; $has_node says whether its tests can run.
+set_up_node() {
+    if ! { command -v node && command -v npm; } >/dev/null; then
+        install_packages 'tests of the TypeScript reader' nodejs npm
     fi
-    echo "set-up: installing ${packages[*]} for the tests of buckets" >&2
-    if ! (apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${packages[@]}") \
-        >/dev/null 2>&1; then
-        echo "set-up: note: apt-get could not install ${packages[*]}; tests of buckets do without" >&2
+    if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null; then
+        install_packages 'tests of the TypeScript reader in a browser' chromium
+    fi
+    has_node=
+    if node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20 ? 1 : 0)' 2>/dev/null && command -v npm >/dev/null; then
+        has_node=yes
     fi
 }
 

@@ -209,7 +209,7 @@ class Rebuilder:
                 plan.skipped.tolist(),
             )
 
-        def rebuild(work: _Work) -> None:
+        def rebuild(work: Work) -> None:
             self._decode(version, work, place(work.block))
             done(work.block)
 

@@ -139,10 +139,8 @@ class Staged:
         Args:
             state: All tensors of the version by name (a module's `state_dict()`, or NumPy arrays), of its
                 dtypes and shapes, on any device and in any layout. What the version lacks is left alone. They
-                must be what this
-                follower staged before, unless `whole`: elements that have neither their bits before nor those
-                    after
-                are told. Names that share their memory are written once.
+                must be what this follower staged before, unless `whole`: elements that have neither their
+                bits before nor those after are told. Names that share their memory are written once.
 
         Raises:
             InconsistentError: A name is missing or has another dtype or shape; tied names differ in the

@@ -54,8 +54,7 @@ def compose(
 
     Returns:
         A map with the tensors and digests of `target`. A block's `fresh` is 0 where it is that of `base`,
-        counts
-        its trailing pieces that apply to that, or is `NOT_FRESH`: then its chain is the target's.
+        counts its trailing pieces that apply to that, or is `NOT_FRESH`: then its chain is the target's.
 
     Raises:
         MalformedError: `fresh` of one of `path` does not fit its parent (DF-MAN-08).

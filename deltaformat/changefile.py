@@ -2,8 +2,8 @@
 
 The file is private to one host: no part of the format. It holds, after a JSON header, columns over blocks,
 then all positions, new and old elements; and at its end the XXH3-128 of everything before. Values are
-absolute, so that to
-write them again does no harm. Tensors that are new as a whole are named only: their bytes lie elsewhere.
+absolute, so that to write them again does no harm. Tensors that are new as a whole are named only: their
+bytes lie elsewhere.
 """
 
 from __future__ import annotations

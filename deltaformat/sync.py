@@ -1,11 +1,10 @@
 """Keep a local checkpoint directory at a version, so that any inference server can load it from disk.
 
 Two ways. With two slots `DIR` is a symbolic link to one of two directories in `.DIR.deltaformat`; the other
-one is
-brought to the next version, then the link is switched, all at once: who loads `DIR` finds a whole version,
-and who has the old one mapped keeps it until the version after the next. In place there is one directory, for
-models too large for
-two copies: while it is written it has the file `.deltaformat.dirty`, and a server must not load it.
+one is brought to the next version, then the link is switched, all at once: who loads `DIR` finds a whole
+version, and who has the old one mapped keeps it until the version after the next. In place there is one
+directory, for models too large for two copies: while it is written it has the file `.deltaformat.dirty`, and
+a server must not load it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ steps, from just before the trainer's commit, by one clock: to the end of the co
 verified, and until its live weights are the new ones. At the end these are compared with the trainer's by
 their root.
 
-Beside it, on the same bytes in one run: a whole safetensors file, saved, synced and loaded; and XOR + zstd-1
-per tensor, written, synced, read and decoded, each in one process and without waiting for each other.
+Beside it, step by step, on a quarter of the same bytes: a whole safetensors file, saved, synced and loaded;
+and XOR + zstd-1 per tensor, written, synced, read and decoded, each in one process and without waiting for
+each other.
 
 STORE is a path or URL where a new store is made; by default a temporary directory.
 """
@@ -134,6 +135,7 @@ def root_of(state: dict[str, Any], store: df.Store) -> str:
 def run(url: str, mb: int, steps: int, density: float, mirror: str | None) -> dict[str, Any]:
     """Train and be followed."""
     flips = Flips(mb << 20, tensor_bytes=min(32, mb) << 20, density=density)
+    peers = Peers(flips)
     store = df.create(url)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -147,6 +149,7 @@ def run(url: str, mb: int, steps: int, density: float, mirror: str | None) -> di
         assert ours.recv() == "ready"
         with store.writer() as writer:
             for step in range(steps + 1):
+                peers.before()
                 count = flips.step() if step else 0
                 started = time.monotonic()
                 info = writer.commit(step=step, tensors=flips.state())
@@ -155,6 +158,7 @@ def run(url: str, mb: int, steps: int, density: float, mirror: str | None) -> di
                 assert got == step
                 if not step:
                     continue  # the first one is whole
+                peers.after()
                 changed.append(count)
                 assert round(found * (mb << 19)) == count
                 fetched.append(took["fetch"][1])
@@ -172,6 +176,7 @@ def run(url: str, mb: int, steps: int, density: float, mirror: str | None) -> di
     finally:
         process.join(30)
         process.kill()
+        peers.close()
     return {
         "mb": mb,
         "steps": steps,
@@ -180,25 +185,40 @@ def run(url: str, mb: int, steps: int, density: float, mirror: str | None) -> di
         "busy seconds": {name: statistics.median(values) for name, values in phases.items()},
         "fetched bytes": statistics.median(fetched),
         "bytes a change": statistics.median(b / c for b, c in zip(fetched, changed, strict=True)),
-        "peers": peers(flips, mb, density),
+        "peers": {name: statistics.median(values) for name, values in peers.seconds.items()},
+        "live / peer": {
+            name: statistics.median(a / b for a, b in zip(seconds["live"], values, strict=True))
+            for name, values in peers.seconds.items()
+        },
     }
 
 
-def peers(flips: Flips, mb: int, density: float) -> dict[str, float]:
-    """Measure what others do, on a quarter of the same bytes: seconds for all of them."""
-    some = dict(list(flips.state().items())[: max(1, len(flips.state()) // 4)])
-    scale = len(flips.state()) / len(some)
-    old = {name: array.copy() for name, array in some.items()}
-    flips.step()
-    directory = Path(tempfile.mkdtemp(prefix="deltaformat-bench-"))
-    found: dict[str, list[float]] = {}
-    try:
-        for _ in range(3):
-            found.setdefault("whole file", []).append(scale * _timed(lambda: _whole(directory, some)))
-            found.setdefault("XOR + zstd-1", []).append(scale * _timed(lambda: _xor(directory, old, some)))
-    finally:
-        shutil.rmtree(directory)
-    return {name: statistics.median(values) for name, values in found.items()}
+class Peers:
+    """What others do, on a quarter of the same bytes, step by step beside ours: seconds for all of them."""
+
+    def __init__(self, flips: Flips) -> None:
+        state = flips.state()
+        self._some = dict(list(state.items())[: max(1, len(state) // 4)])
+        self._scale = len(state) / len(self._some)
+        self._directory = Path(tempfile.mkdtemp(prefix="deltaformat-bench-"))
+        self._old: dict[str, Any] = {}
+        self.seconds: dict[str, list[float]] = {}
+
+    def before(self) -> None:
+        """Keep the weights before a step."""
+        self._old = {name: array.copy() for name, array in self._some.items()}
+
+    def after(self) -> None:
+        """Measure the step."""
+        for name, function in (
+            ("whole file", lambda: _whole(self._directory, self._some)),
+            ("XOR + zstd-1", lambda: _xor(self._directory, self._old, self._some)),
+        ):
+            self.seconds.setdefault(name, []).append(self._scale * _timed(function))
+
+    def close(self) -> None:
+        """Delete what was written."""
+        shutil.rmtree(self._directory)
 
 
 def _timed(function: Callable[[], object]) -> float:
@@ -265,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in result["busy seconds"].items():
         print(f"    {name:10} {value:8.3f} s busy")
     for name, value in result["peers"].items():
-        print(f"  {name:18} {value:8.3f} s   live / this {result['seconds']['live'] / value:.2f}")
+        print(f"  {name:18} {value:8.3f} s   live / this {result['live / peer'][name]:.2f}")
     print(f"  fetched {result['fetched bytes'] / 1e6:.1f} MB, {result['bytes a change']:.3f} bytes a change")
     return 0
 

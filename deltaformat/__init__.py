@@ -13,12 +13,17 @@ The format is specified in SPEC.md; errors are in `deltaformat.errors`.
 from deltaformat import errors
 from deltaformat.collect import GcReport, Retention
 from deltaformat.commitinfo import CommitFuture, CommitInfo
+from deltaformat.follower import Follower
+from deltaformat.metrics import FollowMetrics, FollowPhase, FollowStatus
 from deltaformat.opening import create, open
 from deltaformat.part import Part, Ticket
+from deltaformat.patches import Patch
 from deltaformat.policy import Policy
 from deltaformat.reader import TensorInfo, TensorSlice, Version
+from deltaformat.staged import Staged
 from deltaformat.stager import Progress, Stager
 from deltaformat.store import Store
+from deltaformat.sync import CheckpointSync, SyncReport
 from deltaformat.tensors import TensorBytes
 from deltaformat.verify import Finding, VerifyReport
 from deltaformat.writer import Writer
@@ -26,16 +31,24 @@ from deltaformat.writer import Writer
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointSync",
     "CommitFuture",
     "CommitInfo",
     "Finding",
+    "FollowMetrics",
+    "FollowPhase",
+    "FollowStatus",
+    "Follower",
     "GcReport",
     "Part",
+    "Patch",
     "Policy",
     "Progress",
     "Retention",
+    "Staged",
     "Stager",
     "Store",
+    "SyncReport",
     "TensorBytes",
     "TensorInfo",
     "TensorSlice",

@@ -28,7 +28,16 @@ from deltaformat.packs import METADATA, safetensors_header
 from deltaformat.paths import check_sidecar_path
 from deltaformat.tensors import HostTensor, TensorSpec, check_name
 
-__all__ = ["INDEX_SUFFIX", "MAX_SHARD_BYTES", "SINGLE_FILE", "WEIGHTS_SUFFIX", "write_checkpoint"]
+__all__ = [
+    "INDEX_SUFFIX",
+    "MAX_SHARD_BYTES",
+    "SINGLE_FILE",
+    "WEIGHTS_SUFFIX",
+    "check_files",
+    "is_weights",
+    "lay_out_checkpoint",
+    "write_checkpoint",
+]
 
 SINGLE_FILE = "model.safetensors"
 WEIGHTS_SUFFIX = ".safetensors"
@@ -114,6 +123,39 @@ def write_checkpoint(
         raise
     _sync_directory(target.parent)
     return tuple(sorted(written))
+
+
+def lay_out_checkpoint(
+    directory: Path, specs: Sequence[TensorSpec], *, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> list[str]:
+    """Make the weight files, and index, of a checkpoint whose tensors are filled in later.
+
+    Args:
+        directory: Where; it has no such files yet.
+        specs: The tensors.
+        max_shard_bytes: As for `write_checkpoint`.
+
+    Returns:
+        The files' names.
+
+    Raises:
+        UnsupportedError, MalformedError: As for `write_checkpoint`.
+    """
+    shards, places = _lay_out(specs, max_shard_bytes)
+    for shard in shards:
+        with (directory / shard.file).open("xb") as file:
+            if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
+                os.posix_fallocate(file.fileno(), 0, shard.size)
+            file.write(shard.head)
+            file.truncate(shard.size)
+            _sync(file)
+    names = [shard.file for shard in shards]
+    return [*names, _write_index(directory, places)] if len(shards) > 1 else names
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of that name, at the top of a checkpoint, is one of those that are written here."""
+    return _OURS.fullmatch(name) is not None
 
 
 def check_files(files: Iterable[str]) -> None:

@@ -5,6 +5,8 @@ Nothing leaves here that does not have its digest (DF-DIG-01).
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from deltaformat.blocks import Buffer, Bytes
 from deltaformat.digests import DigestAlgorithm
 from deltaformat.encodings import decode_piece
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
+from deltaformat.fetched import Fetched, Work
+from deltaformat.metrics import Meter
 from deltaformat.packs import ExternalRef, PackRef
 from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh, plan_keyframes
 from deltaformat.sources import Sources
@@ -106,7 +110,7 @@ class Rebuilder:
             zip(blocks.tolist(), version.block_lengths(blocks, self._block_bytes).tolist(), strict=True)
         )
 
-        def rebuild(work: _Work) -> Rebuilt:
+        def rebuild(work: Work) -> Rebuilt:
             data = np.empty(lengths[work.block], np.uint8)
             keyframe = self._decode(version, work, data, keep_keyframe=True)
             return Rebuilt(work.block, data, data if keyframe is None else keyframe)
@@ -132,7 +136,7 @@ class Rebuilder:
             version, blocks, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
         )
 
-        def rebuild(work: _Work) -> tuple[int, Bytes]:
+        def rebuild(work: Work) -> tuple[int, Bytes]:
             data = np.empty(lengths[work.block], np.uint8)
             self._decode(version, work, data, digest=digests[work.block])
             return work.block, data
@@ -145,6 +149,8 @@ class Rebuilder:
         blocks: Integers,
         place: Callable[[int], Bytes],
         done: Callable[[int], None] = lambda _: None,
+        *,
+        meter: Meter | None = None,
     ) -> None:
         """Rebuild blocks where `place` says: a writable array of each block's length.
 
@@ -155,6 +161,7 @@ class Rebuilder:
             blocks: Blocks, counted over the whole map.
             place: Where a block goes.
             done: Called with decoded bytes, block by block.
+            meter: Counts phases, as for `changes`.
 
         Raises:
             MissingError, CorruptError, MalformedError, StoreError: a block cannot be rebuilt.
@@ -162,7 +169,7 @@ class Rebuilder:
         if self._cache is not None:
             blocks = self._from_cache(version, blocks, place, done)
 
-        def rebuild(work: _Work) -> int:
+        def rebuild(work: Work) -> int:
             out = place(work.block)
             self._decode(version, work, out)
             if self._cache is not None:
@@ -170,7 +177,7 @@ class Rebuilder:
                 self._cache.put(digest, out.data, chain=chain)
             return out.size
 
-        for size in self._run(version, self._plan(version, blocks), rebuild):
+        for size in self._run(version, self._plan(version, blocks), rebuild, meter):
             done(size)
 
     def follow(
@@ -202,12 +209,65 @@ class Rebuilder:
                 plan.skipped.tolist(),
             )
 
-        def rebuild(work: _Work) -> None:
+        def rebuild(work: Work) -> None:
             self._decode(version, work, place(work.block))
             done(work.block)
 
         for _ in self._run(version, plan, rebuild):
             pass
+
+    def changes(
+        self,
+        version: VersionMap,
+        base: Callable[[int], Bytes],
+        take: Callable[[int, Bytes], T],
+        place: Callable[[int], Bytes | None],
+        *,
+        kept: Integers,
+        meter: Meter,
+    ) -> Iterator[T]:
+        """Rebuild the blocks that differ from the parent's aside, leaving those as they are (DF-RD-03).
+
+        Fetches only fresh pieces.
+
+        Args:
+            version: The map; the parent may be any version that it was composed for.
+            base: The parent's block, where `fresh` is not `NOT_FRESH`.
+            take: Gets each block and its verified content, in the threads that decode; its results come in
+                order.
+            place: Where to rebuild a block; None where memory that is good until `take` returns will do.
+            kept: Blocks whose `fresh` is 0 and that are wanted nonetheless: they are copied and verified.
+            meter: Counts `fetch`, `decode` and `verify`.
+
+        Raises:
+            As for `follow`.
+        """
+        plan = plan_fresh(
+            version, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
+        )
+
+        scratch = threading.local()  # pages that are new each time cost as much as decoding
+
+        def rebuild(work: Work) -> T:
+            out = place(work.block)
+            if out is None:
+                if not hasattr(scratch, "block"):
+                    scratch.block = np.empty(self._block_bytes, np.uint8)
+                out = scratch.block[: int(work.batch.lengths[work.index])]
+            if work.batch.based[work.index]:
+                out[:] = base(work.block)
+            self._decode(version, work, out)
+            return take(work.block, out)
+
+        for block in kept.tolist():
+            old = base(block)
+            out = place(block)
+            if out is None:
+                out = np.empty(old.size, np.uint8)
+            out[:] = old
+            self._check(version, block, out, version.digest[block], meter)
+            yield take(block, out)
+        yield from self._run(version, plan, rebuild, meter)
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -216,29 +276,36 @@ class Rebuilder:
             version, blocks, block_bytes=self._block_bytes, budget=self._budget, max_block=self._max_block
         )
 
-    def _run(self, version: VersionMap, plan: Plan, rebuild: Callable[[_Work], T]) -> Iterator[T]:
+    def _run(
+        self,
+        version: VersionMap,
+        plan: Plan,
+        rebuild: Callable[[Work], T],
+        meter: Meter | None = None,
+    ) -> Iterator[T]:
         """Fetch batch after batch, one ahead, and rebuild the blocks of each in threads.
 
         Results come in order.
         """
         if len(plan.blocks) == 1:  # as for most small tensors: threads would cost more than they give
             batch = plan.batch(0, direct=self._direct)
-            yield from map(rebuild, self._fetch(version, batch).works())
+            yield from map(rebuild, self._fetch(version, batch, meter).works())
             return
         with (
             Workers(self._threads, name="deltaformat-decode") as workers,
             ThreadPoolExecutor(1, thread_name_prefix="deltaformat-fetch") as fetcher,
         ):
-            ahead: Future[_Fetched] | None = None
+            ahead: Future[Fetched] | None = None
             for number in range(len(plan) + 1):
                 ready = ahead
                 following = plan.batch(number, direct=self._direct) if number < len(plan) else None
-                ahead = None if following is None else fetcher.submit(self._fetch, version, following)
+                ahead = None if following is None else fetcher.submit(self._fetch, version, following, meter)
                 if ready is not None:
                     yield from workers.map(rebuild, ready.result().works())
 
-    def _fetch(self, version: VersionMap, batch: Batch) -> _Fetched:
+    def _fetch(self, version: VersionMap, batch: Batch, meter: Meter | None) -> Fetched:
         requests = list(batch.requests())
+        started = time.perf_counter()
 
         def read(request: tuple[int, list[tuple[int, int]]]) -> list[Buffer]:
             pack, ranges = request
@@ -249,14 +316,17 @@ class Rebuilder:
         else:
             with ThreadPoolExecutor(CONCURRENT_PACKS) as pool:
                 results = list(pool.map(read, requests))
-        return _Fetched(batch, [np.frombuffer(buffer, np.uint8) for result in results for buffer in result])
+        if meter is not None:
+            meter.add("fetch", time.perf_counter() - started, batch.fetched)
+        buffers = [np.frombuffer(buffer, np.uint8) for result in results for buffer in result]
+        return Fetched(batch, buffers, meter)
 
     # -- one block -------------------------------------------------------------------------------------------
 
     def _decode(
         self,
         version: VersionMap,
-        work: _Work,
+        work: Work,
         out: Bytes,
         *,
         keep_keyframe: bool = False,
@@ -282,18 +352,22 @@ class Rebuilder:
     def _apply(
         self,
         version: VersionMap,
-        work: _Work,
+        work: Work,
         payloads: list[Bytes],
         out: Bytes,
         expected: Bytes,
         keep_keyframe: bool,
     ) -> Bytes | None:
         keyframe = None
+        started = time.perf_counter()
         if work.direct:
             piece = version.piece_start[work.block]
             ref = version.packs[version.pack[piece]]
             assert isinstance(ref, PackRef)
             self._sources.into(ref, int(version.offset[piece]), out)
+            if work.meter is not None:
+                work.meter.add("fetch", time.perf_counter() - started, out.size)
+            started = time.perf_counter()
             if keep_keyframe and payloads:
                 keyframe = out.copy()
         try:
@@ -303,10 +377,12 @@ class Rebuilder:
                     keyframe = out.copy()
         except DeltaFormatError as error:
             raise type(error)(error.code, error.message, where=_where(version, work.block)) from error
-        self._check(version, work.block, out, expected)
+        if work.meter is not None:
+            work.meter.add("decode", time.perf_counter() - started, out.size)
+        self._check(version, work.block, out, expected, work.meter)
         return keyframe
 
-    def _from_copies(self, version: VersionMap, work: _Work, payloads: list[Bytes]) -> list[Bytes] | None:
+    def _from_copies(self, version: VersionMap, work: Work, payloads: list[Bytes]) -> list[Bytes] | None:
         """The payloads, those of external objects from copies in the store; None without (DF-EXT-03)."""
         batch, mended = work.batch, list(payloads)
         for number, piece in enumerate(work.pieces):
@@ -320,8 +396,19 @@ class Rebuilder:
                 mended[number] = np.frombuffer(copy, np.uint8)
         return mended if any(a is not b for a, b in zip(mended, payloads, strict=True)) else None
 
-    def _check(self, version: VersionMap, block: int, content: Bytes, expected: Bytes) -> None:
-        if self._digest(content) != expected.tobytes():
+    def _check(
+        self,
+        version: VersionMap,
+        block: int,
+        content: Bytes,
+        expected: Bytes,
+        meter: Meter | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        right = self._digest(content) == expected.tobytes()
+        if meter is not None:
+            meter.add("verify", time.perf_counter() - started, content.size)
+        if not right:
             raise CorruptError(
                 ErrorCode.DIGEST_MISMATCH,
                 "the rebuilt block does not have its digest; `verify` tells which objects are damaged",
@@ -347,49 +434,6 @@ class Rebuilder:
                 out[:] = np.frombuffer(cached, np.uint8)
                 done(out.size)
         return np.array(missing, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    """A batch and what its requests brought."""
-
-    batch: Batch
-    buffers: list[Bytes]
-
-    def works(self) -> list[_Work]:
-        """Its blocks, each to be decoded."""
-        return [_Work(self.batch, index, self.buffers) for index in range(len(self.batch.blocks))]
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Block number `index` of a batch whose requests were answered with `fetched`."""
-
-    batch: Batch
-    index: int
-    fetched: list[Bytes]
-
-    @property
-    def block(self) -> int:
-        return int(self.batch.blocks[self.index])
-
-    @property
-    def direct(self) -> bool:
-        """Whether the first piece was not fetched: it is the block itself, to be read into its place."""
-        return bool(self.batch.piece_request[self.batch.piece_start[self.index]] < 0)
-
-    @property
-    def pieces(self) -> range:
-        """The pieces that were fetched."""
-        starts = self.batch.piece_start
-        return range(int(starts[self.index]) + self.direct, int(starts[self.index + 1]))
-
-    def payloads(self) -> list[Bytes]:
-        batch, found = self.batch, []
-        for piece in self.pieces:
-            start, length = int(batch.piece_at[piece]), int(batch.piece_length[piece])
-            found.append(self.fetched[batch.piece_request[piece]][start : start + length])
-        return found
 
 
 def _where(version: VersionMap, block: int) -> str:

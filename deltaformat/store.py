@@ -7,12 +7,16 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from deltaformat.collect import GcReport, Retention, collect
 from deltaformat.context import Context, load_map
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError
+from deltaformat.export import MAX_SHARD_BYTES
+from deltaformat.follower import Follower
 from deltaformat.history import History, State
+from deltaformat.metrics import FollowMetrics
 from deltaformat.part import Ticket
 from deltaformat.policy import Policy
 from deltaformat.reader import Version
@@ -28,7 +32,9 @@ from deltaformat.records import (
 )
 from deltaformat.singlewriter import SingleWriterStorage
 from deltaformat.stager import Progress, Stager, check_step
+from deltaformat.staging import Select
 from deltaformat.storage import probe
+from deltaformat.sync import CheckpointSync
 from deltaformat.tensors import Framework, check_framework
 from deltaformat.verify import VerifyReport, verify
 from deltaformat.writer import Writer
@@ -225,6 +231,72 @@ class Store:
             commit = self._by_step(branch, self._head(log.tail(), branch), wanted)
         return Version(
             self._context, commit, load_map(self._context, commit), framework=framework, device=device
+        )
+
+    def follower(
+        self,
+        branch: str = "main",
+        *,
+        mirror: str | None = None,
+        select: Select | None = None,
+        framework: Framework = "pt",
+        metrics: Callable[[FollowMetrics], object] | None = None,
+    ) -> Follower:
+        """Follow a branch: stage each newer version aside, apply what changed to live weights, commit.
+
+        Args:
+            branch: The branch.
+            mirror: Where the canonical tensors are kept: None, in this process's memory; `shm:NAME`, in
+                shared memory, or `file:PATH`, in a directory of mapped files, for all processes of this host.
+            select: Names of the tensors to follow, or a function that tells by a name; None: all.
+            framework: What patches are given as: "pt" or "np".
+            metrics: Called with what it took, whenever a version has been committed.
+
+        Raises:
+            MalformedError, UnsupportedError: a mirror or framework that cannot be.
+            ConflictError: a mirror of another store.
+            StoreError: the mirror cannot be made.
+        """
+        return Follower(
+            self._context,
+            branch=check_name(branch),
+            mirror=mirror,
+            select=select,
+            framework=framework,
+            metrics=metrics,
+        )
+
+    def sync(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        branch: str = "main",
+        in_place: bool = False,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> CheckpointSync:
+        """Keep a local checkpoint directory, in the layout of Hugging Face, at versions of a branch.
+
+        Args:
+            directory: Where. It becomes a symbolic link to one of two directories, of which the other one is
+                written; or with `in_place`, for models too large for two copies, a directory that is marked
+                while it is written.
+            branch: The branch.
+            in_place: Whether to keep one copy.
+            max_shard_bytes: Size at which a new weight file is begun.
+            progress: Called with bytes done, and their total.
+
+        Raises:
+            ConflictError: something else is there, or another process keeps it.
+            StoreError: it cannot be made.
+        """
+        return CheckpointSync(
+            self._context,
+            Path(directory),
+            branch=check_name(branch),
+            in_place=in_place,
+            max_shard_bytes=max_shard_bytes,
+            progress=progress,
         )
 
     def log(self, branch: str | None = None, limit: int | None = None) -> list[Record]:

@@ -27,6 +27,7 @@ __all__ = [
     "TensorSpec",
     "check_name",
     "from_host",
+    "numpy_dtype_name",
     "snapshot",
     "to_host",
 ]
@@ -265,7 +266,7 @@ def _from_numpy(tensor: np.ndarray[Any, Any] | np.generic) -> HostTensor:
         raise UnsupportedError(ErrorCode.NOT_SUPPORTED, "a masked array; pass its .data, or .filled(value)")
     array = np.asarray(tensor)
     dtype = array.dtype
-    name = _EXTENDED.get(dtype.type) if dtype.isbuiltin == 2 else _PLAIN.get((dtype.kind, dtype.itemsize))
+    name = numpy_dtype_name(dtype)
     if name is None:
         raise _no_numpy_dtype(dtype)
     shape = tuple(int(dim) for dim in array.shape)
@@ -274,6 +275,11 @@ def _from_numpy(tensor: np.ndarray[Any, Any] | np.generic) -> HostTensor:
     big = dtype.byteorder == ">" or (dtype.byteorder != "<" and sys.byteorder == "big")
     component = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     return HostTensor(name, shape, _little_endian(array.view(f"=u{dtype.itemsize}"), component, big))
+
+
+def numpy_dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The name of a NumPy dtype in the format, whatever its byte order; None if it has none."""
+    return _EXTENDED.get(dtype.type) if dtype.isbuiltin == 2 else _PLAIN.get((dtype.kind, dtype.itemsize))
 
 
 def _no_numpy_dtype(dtype: np.dtype[Any]) -> UnsupportedError:

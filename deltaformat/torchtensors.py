@@ -14,7 +14,16 @@ import numpy as np
 
 from deltaformat.errors import ErrorCode, UnsupportedError
 
-__all__ = ["bytes_in_place", "describe", "from_torch", "is_torch", "to_torch", "type_name"]
+__all__ = [
+    "bytes_in_place",
+    "describe",
+    "form_of",
+    "from_torch",
+    "is_torch",
+    "to_torch",
+    "type_name",
+    "writable_bits",
+]
 
 _TORCH: dict[str, str] = {
     "BOOL": "bool",
@@ -163,6 +172,39 @@ def describe(tensor: Any) -> tuple[str, tuple[int, ...]]:
             )
         shape = (*shape[:-1], shape[-1] * 2)
     return name, shape
+
+
+def form_of(tensor: Any) -> tuple[str, tuple[int, ...], int] | None:
+    """Name of the dtype in the format, shape and address of a plain tensor; None of any other."""
+    torch = sys.modules["torch"]
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    name = _torch_names().get(tensor.dtype)
+    if name is None or name == "F4" or tensor.is_meta:
+        return None
+    return name, tuple(tensor.shape), tensor.data_ptr()
+
+
+def writable_bits(tensor: Any) -> tuple[str, tuple[int, ...], Any]:
+    """Take a tensor's memory, to be written: what `from_torch` reads, on its device and in its layout.
+
+    Returns:
+        The dtype's name in the format, the logical shape, and a tensor of signed integers (`uint8` for one
+        byte) that shares memory with it.
+
+    Raises:
+        UnsupportedError: As for `from_torch`; or memory that cannot be written element by element.
+    """
+    name, shape, bits, flips = _as_integers(tensor)
+    if any(flips):
+        problem = (
+            "a conjugated or negated view cannot be written in bits; pass the tensor that it is a view of"
+        )
+    elif any(step == 0 and size > 1 for step, size in zip(bits.stride(), bits.shape, strict=True)):
+        problem = "an expanded tensor has several elements in one place; pass the tensor that was expanded"
+    else:
+        return name, shape, bits
+    raise UnsupportedError(ErrorCode.NOT_SUPPORTED, problem)
 
 
 def _as_integers(tensor: Any) -> tuple[str, tuple[int, ...], Any, tuple[bool, ...]]:

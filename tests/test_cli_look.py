@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltaformat as df
-from deltaformat.cli import output, parser, reading
+from deltaformat import batches
+from deltaformat.cli import output, parser
 from deltaformat.cli.compare import count_differences
 from deltaformat.cli.options import UsageError, block_size, byte_size, hours, natural, positive
 from deltaformat.cli.output import Column, escape, human, percent, plain, table
@@ -126,7 +127,7 @@ def test_diff_of_other_sets_and_bits(run: Run, tmp_path: Path, monkeypatch: pyte
         writer.commit(step=0, tensors=first)
         writer.commit(step=1, tensors=second, allow_set_change=True)
         writer.commit(step=2, tensors=second, metadata={"nothing": "new"})
-    monkeypatch.setattr(reading, "BATCH_BYTES", 400)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 400)
     for b in (1, 2):
         document = run("diff", tmp_path / "s", 0, b, "--json").json
         assert {entry["name"]: (entry["status"], entry["changed"]) for entry in document["tensors"]} == {
@@ -146,9 +147,9 @@ def test_diff_across_a_fork_skips_shared_pieces(
     with df.open(store).writer("side") as writer:
         writer.commit(step=7, tensors=state(1, 6))
     read: list[str] = []
-    read_many = reading.read_many
+    read_many = batches.read_many
     monkeypatch.setattr(
-        reading, "read_many", lambda version, names: read.extend(names) or read_many(version, names)
+        batches, "read_many", lambda version, names: read.extend(names) or read_many(version, names)
     )
     assert run("diff", store, 0, 7, "--branch", "side", "--json").json["summary"]["changed"] == 6
     assert set(read) == {"wide"}

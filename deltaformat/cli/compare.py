@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import deltaformat as df
-from deltaformat.cli import reading
+from deltaformat import batches
 from deltaformat.dtypes import get_dtype
 
 __all__ = ["TensorChange", "compare", "count_differences"]
@@ -74,13 +74,13 @@ def compare(
         suspect = ~_known_equal(old, new, name)
         if not suspect.any():
             settle(_change(name, "same", info, 0))
-        elif info.nbytes > reading.BATCH_BYTES and info.shape and not get_dtype(info.dtype).bits % 8:
+        elif info.nbytes > batches.BATCH_BYTES and info.shape and not get_dtype(info.dtype).bits % 8:
             settle(_counted(name, info, _count_in_rows(old, new, name, suspect, block_bytes)))
             report(done)
         else:
             unread.append(name)
-    for batch in reading.batches(new, unread):
-        first, second = reading.read_many(old, batch), reading.read_many(new, batch)
+    for batch in batches.batches(new, unread):
+        first, second = batches.read_many(old, batch), batches.read_many(new, batch)
         for name in batch:
             info = new.info(name)
             bits = get_dtype(info.dtype).bits
@@ -144,7 +144,7 @@ def _count_in_rows(old: df.Version, new: df.Version, name: str, suspect: Flags, 
     info = new.info(name)
     bits, rows = get_dtype(info.dtype).bits, info.shape[0]
     row_bytes = info.nbytes // rows
-    step = max(1, reading.BATCH_BYTES // row_bytes)
+    step = max(1, batches.BATCH_BYTES // row_bytes)
     first, second = old.get_slice(name), new.get_slice(name)
     changed = 0
     for start in range(0, rows, step):

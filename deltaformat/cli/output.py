@@ -126,6 +126,12 @@ class Console:
         if self.json:
             self._write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
+    def record(self, value: Mapping[str, Any]) -> None:
+        """Print one of many JSON documents, on a line of its own, at once; nothing where text is wanted."""
+        if self.json:
+            self._write(json.dumps(value, allow_nan=False) + "\n")
+        self.flush()
+
     def failure(self, message: str, code: str = "") -> None:
         """Print the one line of an error on stderr."""
         self.clear_bars()

@@ -16,6 +16,7 @@ from deltaformat.cli import (
     history,
     show,
     stores,
+    sync,
     transfer,
 )
 from deltaformat.cli.options import Commands, Parser, UsageError
@@ -47,6 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     show.register(commands)
     difference.register(commands)
     transfer.register_export(commands)
+    sync.register(commands)
     stores.register(commands)
     doctor.register(commands)
     bench.register(commands)

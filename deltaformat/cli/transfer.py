@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import deltaformat as df
+from deltaformat.batches import batches, read_many
 from deltaformat.checkpoint import Checkpoint, open_checkpoint
 from deltaformat.cli.options import (
     Commands,
@@ -19,7 +20,6 @@ from deltaformat.cli.options import (
     natural,
 )
 from deltaformat.cli.output import Console, human, plain
-from deltaformat.cli.reading import batches, read_many
 from deltaformat.errors import ErrorCode, InconsistentError
 from deltaformat.export import MAX_SHARD_BYTES, write_checkpoint
 from deltaformat.hubmodel import fetch_model, is_model_url

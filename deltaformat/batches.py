@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import deltaformat as df
+from deltaformat.reader import Version
 from deltaformat.tensors import HostTensor, to_host
 
 __all__ = ["BATCH_BYTES", "batches", "read_many"]
@@ -13,7 +13,7 @@ BATCH_BYTES = 32 << 20
 """How much is read at a time, unless a single tensor is larger."""
 
 
-def batches(version: df.Version, names: Iterable[str]) -> Iterator[list[str]]:
+def batches(version: Version, names: Iterable[str]) -> Iterator[list[str]]:
     """Divide names into runs of at most `BATCH_BYTES` bytes; a tensor above it has a run of its own."""
     batch: list[str] = []
     size = 0
@@ -28,6 +28,6 @@ def batches(version: df.Version, names: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def read_many(version: df.Version, names: Sequence[str]) -> dict[str, HostTensor]:
+def read_many(version: Version, names: Sequence[str]) -> dict[str, HostTensor]:
     """Read tensors at once, verified."""
     return {name: to_host(name, tensor) for name, tensor in version.get_many(names).items()}

@@ -49,8 +49,8 @@ class Policy:
 
     @classmethod
     def lightest(cls, *, pack_bytes: int = 64 << 20, threads: int = 2) -> Policy:
-        """The least work for whoever reads: first versions as they are, plain positions, short chains."""
-        return cls(max_chain=8, keyframe="raw", strata=False, pack_bytes=pack_bytes, threads=threads)
+        """The least work for whoever reads: first versions as they are, and plain positions."""
+        return cls(max_chain=16, keyframe="raw", strata=False, pack_bytes=pack_bytes, threads=threads)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before anything is written.

@@ -49,7 +49,7 @@ def _draw_links(links: list[dict[str, Any]], axes: Any) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("link, Gbit/s")
     axes.set_ylabel("seconds: encode + transfer + decode")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1))
     axes.grid(alpha=0.3)
 
 

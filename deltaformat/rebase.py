@@ -8,6 +8,7 @@ the keyframe, or by a new keyframe, and puts the step's own piece on top as ever
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +17,23 @@ from deltaformat.blocks import Bytes
 from deltaformat.dtypes import Dtype
 from deltaformat.encodings import Encoding, encode_block
 
-__all__ = ["rebase_due", "squash"]
+__all__ = ["Replacement", "rebase_due", "replace_prefix"]
 
 _SURELY_PAYS = 8
 """A squash of so small a part of the block is not compared with a new keyframe."""
+
+_HARDLY_MORE = 1.1
+
+_HEAVY = 2
+"""Differences that together take so many times the block: each has saved a keyframe, all cost more than one."""
 
 
 def rebase_due(chain: npt.NDArray[np.int64], own: int, *, block: int, turn: int, max_chain: int) -> bool:
     """Tell whether a chain's prefix is to be replaced before a piece is put on top.
 
-    It is when the chain is full, when its differences together outweigh the block, or when it is this chain's
-    turn. Turns come once in as many steps as a chain takes to fill, so that the work is spread evenly over
-    blocks and steps.
+    It is when the chain is full, when its differences together weigh twice the block, or when it is this
+    chain's turn. Turns come once in as many steps as a chain takes to fill, so that the work is spread evenly
+    over blocks and steps.
 
     Args:
         chain: Bytes of the chain's pieces, shape (depth,).
@@ -40,33 +46,48 @@ def rebase_due(chain: npt.NDArray[np.int64], own: int, *, block: int, turn: int,
         return True
     if len(chain) >= 3 and turn % max(1, max_chain - 2) == 0:  # squashing a single difference gains nothing
         return True
-    return len(chain) >= 2 and int(chain[1:].sum()) + own > block
+    return len(chain) >= 2 and int(chain[1:].sum()) + own > _HEAVY * block
 
 
-def squash(
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What becomes of a chain: `prefix` goes under the block's own piece, or `alone` is all of it."""
+
+    prefix: tuple[Encoding, bytes] | None = None
+    alone: tuple[Encoding, bytes] | None = None
+
+
+def replace_prefix(
+    new: Bytes,
     parent: Bytes,
     keyframe: Bytes,
     dtype: Dtype,
     *,
+    own: int,
     max_chain: int,
     encode: Callable[[Bytes, Bytes], tuple[Encoding, bytes]],
-) -> tuple[Encoding, bytes]:
-    """Encode the piece that replaces a chain's prefix.
+) -> Replacement:
+    """Encode what replaces a chain's prefix.
 
     Args:
-        parent: The block as the whole chain gives it.
+        new: The block that is committed.
+        parent: The block as the chain gives it.
         keyframe: The block as its first piece gives it.
         dtype: The tensor's dtype.
+        own: Bytes of the piece that turns the parent's block into the new one.
         max_chain: The policy's bound.
         encode: Encodes a block (its first argument) on top of another.
 
     Returns:
-        What turns the keyframe into the parent's block; or, where that takes half of it or more, or the
-        bound has no room, the parent's block alone: a new keyframe.
+        All changes since the keyframe in one piece. Where that takes half of a block alone or more, or the
+        bound has no room: the new block alone, if followers fetch hardly more for it; else the parent's.
     """
     changes = encode(parent, keyframe) if max_chain > 2 else None
-    based = changes is not None and changes[0].needs_base
-    if changes is not None and based and _SURELY_PAYS * len(changes[1]) < parent.size:
-        return changes
-    alone = encode_block(parent, None, dtype)
-    return changes if changes is not None and based and 2 * len(changes[1]) < len(alone[1]) else alone
+    if changes is not None and changes[0].needs_base and _SURELY_PAYS * len(changes[1]) < parent.size:
+        return Replacement(prefix=changes)
+    alone = encode_block(new, None, dtype)
+    if changes is not None and changes[0].needs_base and 2 * len(changes[1]) < len(alone[1]):
+        return Replacement(prefix=changes)
+    if len(alone[1]) <= _HARDLY_MORE * own:
+        return Replacement(alone=alone)
+    return Replacement(prefix=encode_block(parent, None, dtype))

@@ -23,7 +23,7 @@ from deltaformat.gpu.survey import DeviceTensor
 from deltaformat.looks import Look, StagedTensor, open_tensor, want
 from deltaformat.pieces import NO_PIECES, OFFSET, PACK, SLOT, Pieces, StagedRow, build_map, pieces_of
 from deltaformat.policy import Policy, StageCounts
-from deltaformat.rebase import rebase_due, squash
+from deltaformat.rebase import rebase_due, replace_prefix
 from deltaformat.rebuild import Rebuilder, Rebuilt
 from deltaformat.sink import PackSink
 from deltaformat.tensors import HostTensor
@@ -153,7 +153,7 @@ class Stage:
         looks = self._workers.map(lambda index: self._look(tensor, index), slab)
         unread = [look for look in looks if look.digest is not None and look.own is None]
         self._read(tensor, unread, self._encode_read)
-        self._rebase(tensor, [look for look in looks if look.rebase and look.prefix is None])
+        self._rebase(tensor, [look for look in looks if look.rebase])
         self._workers.map(lambda look: self._hold(tensor, look), [look for look in looks if look.own])
         for look in looks:
             if look.digest is None:
@@ -195,7 +195,7 @@ class Stage:
             read = []  # what is known may be of a commit that failed: the whole chain tells
         self.counts.read_bytes += sum(keyframe.size for _, keyframe in read)
         self._workers.map(use, read)
-        self._read(tensor, [look for look in looks if look.prefix is None], self._squash_read)
+        self._read(tensor, [look for look in looks if look.rebase], self._squash_read)
 
     # -- per block: look and encode (in threads), then place (in order) --------------------------------------
 
@@ -248,13 +248,17 @@ class Stage:
         self._squash(tensor, look, parent.data, parent.keyframe)
 
     def _squash(self, tensor: StagedTensor, look: Look, parent: Bytes, keyframe: Bytes) -> None:
-        look.prefix = squash(
+        assert look.own is not None
+        made = replace_prefix(
+            tensor.block(look.index),
             parent,
             keyframe,
             tensor.dtype,
+            own=_size(look.own[1]),
             max_chain=self._policy.max_chain,
             encode=lambda new, base: self._encode(tensor, new, base, None),
         )
+        look.rebase, look.prefix, look.own = False, made.prefix, made.alone or look.own
 
     def _encode(
         self, tensor: StagedTensor, new: Bytes, base: Bytes, positions: Positions | None

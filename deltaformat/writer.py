@@ -123,7 +123,8 @@ class Writer(Stager):
             step: The training step; above the branch's head (see `resume_from` of `Store.writer` to go back).
                 Committing the head's own step and weights again returns the existing commit, with its own
                 files and metadata.
-            tensors: As for `stage`.
+            tensors: As for `stage`. They must not change before this returns: another thread that writes to
+                them meanwhile makes a version that no reader can verify.
             parts: What `stage` gave, here or in other processes, against the branch's head.
             files: Sidecar files: path in the version -> local path or bytes. None keeps the parent's.
             metadata: Anything JSON can hold, at most 1 MiB.

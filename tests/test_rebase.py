@@ -10,7 +10,7 @@ import deltaformat as df
 from deltaformat import Policy
 from deltaformat.dtypes import get_dtype
 from deltaformat.encodings import Encoding, decode_piece, encode_block
-from deltaformat.rebase import rebase_due, squash
+from deltaformat.rebase import rebase_due, replace_prefix
 
 BF16 = get_dtype("BF16")
 
@@ -36,8 +36,8 @@ def test_a_turn_comes_once_in_a_chain():
 
 
 def test_differences_that_outweigh_the_block_are_due():
-    assert due(2, each=600, own=401)
-    assert not due(2, each=600, own=400)
+    assert due(2, each=1600, own=401)
+    assert not due(2, each=1600, own=400)
     assert not due(1, own=2000)  # there is no prefix to replace but the keyframe itself
 
 
@@ -76,11 +76,30 @@ def states(rng, chance):
 )
 def test_what_replaces_a_prefix(chance, max_chain, based):
     keyframe, parent = states(np.random.default_rng(3), chance)
-    encoding, payload = squash(parent, keyframe, BF16, max_chain=max_chain, encode=encode)
+    made = replace_prefix(parent, parent, keyframe, BF16, own=10, max_chain=max_chain, encode=encode)
+    assert made.alone is None  # a follower would fetch much more
+    encoding, payload = made.prefix
     assert encoding.needs_base == based
     out = keyframe.copy() if based else np.empty_like(keyframe)
     decode_piece(encoding, payload, out)
     assert np.array_equal(out, parent)
+
+
+@pytest.mark.parametrize(("own", "alone"), [(8192, True), (7500, True), (7000, False)])
+def test_a_block_that_changes_in_full_takes_the_place_of_its_chain(own, alone):
+    """A new keyframe under its own piece would be uploaded beside it, for nothing."""
+    keyframe, parent = states(np.random.default_rng(3), 1.0)
+    _, new = states(np.random.default_rng(4), 1.0)
+    made = replace_prefix(new, parent, keyframe, BF16, own=own, max_chain=16, encode=encode)
+    out = np.empty_like(new)
+    if alone:
+        assert made.prefix is None
+        decode_piece(*made.alone, out)
+        assert np.array_equal(out, new)
+    else:
+        assert made.alone is None
+        decode_piece(*made.prefix, out)
+        assert np.array_equal(out, parent)
 
 
 def committed(store, policy, steps, rng):
@@ -176,14 +195,17 @@ def test_dense_changes_do_not_pile_up():
     store, rng = df.create(memory(), block_bytes=4096), np.random.default_rng(8)
     moments = np.abs(rng.standard_normal((64, 40))).astype(np.float32)
     seen: set[int] = set()
+    written = 0
     with store.writer() as writer:
         for step in range(12):
-            writer.commit(step=step, tensors={"exp_avg_sq": moments})
+            info = writer.commit(step=step, tensors={"exp_avg_sq": moments})
             version = store.version()
             chains = np.add.reduceat(version.map.length, version.map.piece_start[:-1])
             assert (chains <= 3 * 4096).all()
+            written += info.payload_bytes + info.rebase_bytes
             reads(version, {"exp_avg_sq": moments})
             moments *= np.float32(0.999)
             moments += rng.random((64, 40), np.float32) * np.float32(0.001)
             seen |= set(version.map.encoding.tolist())
     assert {Encoding.SPARSE, Encoding.PLANES} <= seen
+    assert written < 12 * moments.nbytes  # less than all of it every time

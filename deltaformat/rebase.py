@@ -25,7 +25,7 @@ _SURELY_PAYS = 8
 _HARDLY_MORE = 1.1
 
 _HEAVY = 2
-"""Differences that together take so many times the block: each has saved a keyframe, all cost more than one."""
+"""Differences that take so many times the block together: each has saved a keyframe, all cost more."""
 
 
 def rebase_due(chain: npt.NDArray[np.int64], own: int, *, block: int, turn: int, max_chain: int) -> bool:

@@ -163,3 +163,21 @@ def test_what_was_held_must_be_as_before() -> None:
     assert suite.compare(expect, reply)[0] == "passed"
     for wrong in ({**reply, "held": [{"name": "w", "sha256": "ac"}]}, {**reply, "held": []}, ERROR["error"]):
         assert suite.compare(expect, {"result": "error", **wrong})[:2] == ("failed", "wrong-value")
+
+
+def test_the_reference_claims_what_is_installed() -> None:
+    """Without the library of blake3-256 the profiles that need it are not claimed."""
+    code = (
+        "import importlib.util as util, runpy, sys; find = util.find_spec;"
+        "util.find_spec = lambda name, *rest: None if name == 'blake3' else find(name, *rest);"
+        f"sys.argv = [{REFERENCE[-1]!r}]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    request = json.dumps({"id": 0, "op": "hello", "protocol": 1}) + "\n"
+    for command, profiles in (
+        ([sys.executable, "-c", code], ["reader-core"]),
+        (REFERENCE, ["reader-core", "reader-full", "writer"]),
+    ):
+        answered = subprocess.run(
+            command, input=request, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert json.loads(answered.stdout)["profiles"] == profiles

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """The adapter of the reference implementation: an example of what PROTOCOL.md asks for.
 
-It needs `deltaformat` to be importable, with the extra `blake3`. Environment variables choose its other
-configurations: DELTAFORMAT_NATIVE=0 NumPy alone, DELTAFORMAT_ADAPTER_THREADS the number of decoding threads,
-DELTAFORMAT_ADAPTER_SINGLY=1 to read tensor by tensor.
+It needs `deltaformat` to be importable; without the extra `blake3` it claims reader-core alone. Environment
+variables choose its other configurations: DELTAFORMAT_NATIVE=0 NumPy alone, DELTAFORMAT_ADAPTER_THREADS the
+number of decoding threads, DELTAFORMAT_ADAPTER_SINGLY=1 to read tensor by tensor.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import os
 import sys
@@ -138,11 +139,10 @@ def newest(store: df.Store) -> int:
 
 def hello(request: Mapping[str, Any]) -> dict[str, Any]:
     """Who this is."""
-    return {
-        "implementation": f"deltaformat {df.__version__}",
-        "profiles": ["reader-core", "reader-full", "writer"],
-        "features": ["file-url"],
-    }
+    name, profiles = f"deltaformat {df.__version__}", ["reader-core", "reader-full", "writer"]
+    if importlib.util.find_spec("blake3") is None:  # its digest is part of the other profiles
+        name, profiles = f"{name} without deltaformat[blake3]", ["reader-core"]
+    return {"implementation": name, "profiles": profiles, "features": ["file-url"]}
 
 
 def state(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class _DevicePart:
                 diffs += [
                     _block_diff(number, change.dtype, block, how.block_bytes) for block in change.blocks
                 ]
-        self.nbytes = sum(run.values.nbytes for change, _ in members for run in change.runs())
+        self.nbytes = sum(change.changed * element_bytes(change.dtype) for change, _ in members)
         self._blocks, self._expected = self._digests(diffs, how.version)
         self._update = BlockUpdate(self._table, self._names, diffs, engine=self._engine)
 

@@ -7,6 +7,7 @@ crosses is counted where all copies are made.
 import numpy as np
 import pytest
 import torch
+from bitstates import BITS, UNFRAMED, flip, random_bits
 from test_gpu_live import bits, same
 from test_gpu_writer import contiguous, history, step, weights
 from writertools import make
@@ -81,6 +82,23 @@ def test_every_step_is_as_from_the_host(run):
             assert same(live, states[number])
             assert same(other, states[number])
     assert addresses == {name: tensor.data_ptr() for name, tensor in live.items()}
+
+
+@pytest.mark.parametrize("dtype", sorted(set(BITS) - set(UNFRAMED)))
+def test_every_dtype(dtype):
+    """DF-DTY-03: differences are those of the bits, whatever they mean."""
+    rng = np.random.default_rng(7)
+    states = [random_bits(rng, dtype, (6, 80))]
+    for _ in range(3):
+        states.append(flip(rng, states[-1], 5))
+    store = commit([{"t": state.given} for state in states])
+    live = {"t": states[3].torch()}
+    with store.follower(device="torch") as follower:
+        for number in (0, 1, 3):  # 3 skips one
+            crossed = take(follower, live, number)
+            assert crossed["up", "changes" if number else "weights"]
+            assert crossed["down", "digests"]
+            assert states[number].same_bits(live["t"])
 
 
 def test_with_triton():

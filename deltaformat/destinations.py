@@ -25,7 +25,7 @@ from deltaformat.patches import BlockChange, TensorChange, element_bytes
 from deltaformat.tensors import TensorBytes, TensorSpec, check_name, numpy_dtype_name
 from deltaformat.torchtensors import form_of, is_torch, type_name, writable_bits
 
-__all__ = ["Application", "Destination", "open_destination"]
+__all__ = ["Application", "Destination", "Work", "open_destination", "open_work"]
 
 Elements = npt.NDArray[Any]
 Places = npt.NDArray[np.integer[Any]] | None
@@ -260,45 +260,55 @@ def flat_indices(start: int, count: int, positions: Places) -> npt.NDArray[np.in
     return positions.astype(np.int64) + start
 
 
-class Application:
-    """Changes written to live tensors: all of them, or none; and back again.
+Work = tuple[Destination, TensorChange]
+"""What to write, and where."""
+
+
+def open_work(
+    state: Mapping[str, Any], specs: Mapping[str, TensorSpec], changes: Sequence[TensorChange]
+) -> list[Work]:
+    """Open live tensors to be written, each memory once.
 
     Args:
         state: The live tensors by name.
         specs: What those must be that the version has.
         changes: What to write.
+
+    Raises:
+        InconsistentError: A name is missing or has another form; or two names share memory but not their new
+            content.
+        UnsupportedError, MalformedError: As for `open_destination`.
+    """
+    missing = [name for name in specs if name not in state]
+    if missing:
+        raise InconsistentError(
+            ErrorCode.PARTS_DISAGREE,
+            f"the given state lacks {len(missing)} tensors of the version; nothing was written",
+            where=f"tensor {check_name(missing[0])[:100]!a}",
+        )
+    opened = _open_changed(state, specs, {change.name for change in changes if change.changed})
+    return [(destination, change) for _, destination, change in _once(opened, changes)]
+
+
+class Application:
+    """Changes written to live tensors: all of them, or none; and back again.
+
+    Args:
+        work: What to write and where, as `open_work` gives it.
         label: Names the version that `state` must be, for errors.
         keep: Whether `state` must hold what the changes were made against, and is to get it back after a
             failure; that takes as much memory as the changes.
 
     Raises:
-        InconsistentError: A name is missing or has another form; two names share memory but not their new
-            content; or a changed element has neither its old bits nor its new ones.
-        UnsupportedError, MalformedError: As for `open_destination`. Nothing has been written.
+        InconsistentError: A changed element has neither its old bits nor its new ones. Nothing has been
+            written.
     """
 
-    def __init__(
-        self,
-        state: Mapping[str, Any],
-        specs: Mapping[str, TensorSpec],
-        changes: Sequence[TensorChange],
-        *,
-        label: str,
-        keep: bool,
-    ) -> None:
-        missing = [name for name in specs if name not in state]
-        if missing:
-            raise InconsistentError(
-                ErrorCode.PARTS_DISAGREE,
-                f"the given state lacks {len(missing)} tensors of the version; nothing was written",
-                where=f"tensor {check_name(missing[0])[:100]!a}",
-            )
-        opened = _open_changed(state, specs, {change.name for change in changes if change.changed})
-        self._work: list[tuple[Destination, TensorChange]] = []
+    def __init__(self, work: Sequence[Work], *, label: str, keep: bool) -> None:
+        self._work = work
         self._before: list[tuple[Places, Elements]] | None = [] if keep else None
         self.nbytes = 0
-        for _, destination, change in _once(opened, changes):
-            self._work.append((destination, change))
+        for destination, change in work:
             for run in change.runs():
                 self.nbytes += run.values.nbytes
                 if self._before is None:

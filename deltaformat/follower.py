@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from deltaformat.context import Context, load_map
-from deltaformat.destinations import Application
+from deltaformat.deviceapply import LiveUpdate, OnDevice
 from deltaformat.errors import (
     CorruptError,
     ErrorCode,
@@ -20,6 +20,7 @@ from deltaformat.errors import (
     MissingError,
     StoreError,
 )
+from deltaformat.gpu.engines import DeviceChoice, check_device_choice
 from deltaformat.lineage import Held, catch_up, find_commit
 from deltaformat.metrics import FollowMetrics, FollowStatus, Meter
 from deltaformat.mirror import Mirror, PrivateMirror
@@ -76,13 +77,16 @@ class Follower:
         mirror: str | None,
         select: Select | None,
         framework: Framework,
+        device: DeviceChoice,
         metrics: Callable[[FollowMetrics], object] | None,
     ) -> None:
         check_framework(framework)
+        check_device_choice(device, where="follower")
         self._context = context
         self._branch = branch
         self._choice = Choice(select)
         self._framework = framework
+        self._device: DeviceChoice = device
         self._report = metrics or (lambda _: None)
         self._mirror: Mirror = PrivateMirror()
         if mirror is not None:
@@ -311,6 +315,7 @@ class Follower:
                 changes=changes,
                 metrics=measure(target, before, changes, meter),
                 framework=self._framework,
+                on_device=self._on_device(target),
                 first=self._position is None,
                 lasting=before is not None or self._mirror.leading,
                 release=reading.close,
@@ -322,6 +327,10 @@ class Follower:
             raise
         self._staged, self._target = staged, target
         return staged
+
+    def _on_device(self, target: Target) -> OnDevice:
+        context = self._context
+        return OnDevice(self._device, target.whole, context.descriptor.block_bytes, context.algorithm.name)
 
     def _knows(self, target: Target) -> bool:
         """Whether this process verified the mirror's content, and nobody else can have changed it since."""
@@ -398,7 +407,14 @@ class Follower:
         with self._current() as (target, specs):
             self._check_mirror(target, Meter())
             changes = everything(specs, self._mirror, ChangeSet())
-            Application(state, specs, list(changes.tensors.values()), label="", keep=False).write()
+            LiveUpdate(
+                state,
+                specs,
+                list(changes.tensors.values()),
+                label="",
+                keep=False,
+                on_device=self._on_device(target),
+            ).write()
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[tuple[Target, dict[str, TensorSpec]]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError
-from deltaformat.gpu.engines import load_torch, on_device
+from deltaformat.gpu.engines import load_torch, on_device, stays_on_device
 from deltaformat.gpu.survey import DeviceTensor, Mirrors, Survey
 from deltaformat.gpu.table import batches
 from deltaformat.policy import Policy
@@ -68,9 +68,7 @@ class Inputs:
 
     def _stays(self, tensor: object) -> bool:
         """Whether a tensor is hashed and compared where it is."""
-        if self._policy.device == "off" or not is_torch(tensor):
-            return False
-        return self._policy.device != "auto" or on_device(tensor)
+        return stays_on_device(tensor, self._policy.device)
 
     def _surveyed(self, pairs: list[tuple[str, Any]], *, ready: Any) -> Iterator[tuple[str, Source]]:
         """Give tensors in order; those that stay on their device in surveys of bounded memory."""

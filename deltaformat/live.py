@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +17,14 @@ from deltaformat.blocks import Bytes, block_range
 from deltaformat.dtypes import get_dtype
 from deltaformat.encodings import Changes, changed_positions
 from deltaformat.encodings.streams import fitting_width
-from deltaformat.errors import CorruptError, ErrorCode, InconsistentError
-from deltaformat.gpu.applying import apply_to, in_place
+from deltaformat.errors import ErrorCode, InconsistentError
+from deltaformat.gpu.applying import in_place
 from deltaformat.gpu.diffing import WINDOW_BYTES, BlockDiff, cut_windows
 from deltaformat.gpu.engines import Engine, load_torch, on_device
 from deltaformat.gpu.hashing import digests_of
 from deltaformat.gpu.table import BlockTable
 from deltaformat.gpu.transfer import Download
+from deltaformat.inplace import BlockUpdate, shared_memory, span_of
 from deltaformat.statedigests import TensorDigests, check_described, check_state
 from deltaformat.torchtensors import bytes_in_place, describe, is_torch
 from deltaformat.versionmap import VersionMap
@@ -181,23 +181,15 @@ class Live:
 
     def _apply(self, version: Version, changes: list[BlockDiff]) -> None:
         changes = [change for change in changes if change.tensor not in self._tied]
-        apply_to(self._table, changes, engine=self._engine)
-        try:
-            self._check(version)
-        except CorruptError as error:
-            apply_to(self._table, changes, engine=self._engine, undo=True)
-            replaced = [
-                BlockDiff(change.tensor, change.block, None, self._held(change.tensor, change.block))
-                for change in changes
-                if change.changes is None
-            ]
-            apply_to(self._table, replaced, engine=self._engine)
-            raise CorruptError(
-                error.code,
-                f"the live tensors do not become step {version.step}: they were changed by something else"
-                " since they were verified, or the device is at fault; they are left as they were",
-                where=error.where,
-            ) from error
+        whole = version.map
+        expected = np.concatenate([whole.digest[whole.blocks(whole.row(name))] for name in self._names])
+        BlockUpdate(self._table, self._names, changes, engine=self._engine).apply(
+            np.arange(len(self._table)),
+            expected,
+            version.digest,
+            problem=f"the live tensors do not become step {version.step}: they were changed by something else"
+            " since they were verified, or the device is at fault; they are left as they were",
+        )
 
     def _held(self, number: int, index: int) -> Bytes:
         data = self._mirror[self._names[number]]
@@ -247,16 +239,11 @@ def _tied(names: list[str], views: list[Any]) -> set[int]:
     Raises:
         InconsistentError: Two overlap otherwise.
     """
-    spans = sorted(
-        (view.data_ptr(), view.data_ptr() + view.numel(), number)
-        for number, view in enumerate(views)
-        if view.numel()
-    )
     tied = set()
-    for (begin, end, one), (start, stop, other) in pairwise(spans):
-        if (begin, end) == (start, stop):
+    for one, other, same in shared_memory([span_of(view) for view in views]):
+        if same:
             tied.add(other)
-        elif start < end:
+        else:
             raise InconsistentError(
                 ErrorCode.PARTS_DISAGREE,
                 f"tensors {names[one][:200]!a} and {names[other][:200]!a} share a part of their memory, so"

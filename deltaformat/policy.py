@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from deltaformat.errors import ErrorCode, MalformedError
-from deltaformat.gpu.engines import ENGINES
+from deltaformat.gpu.engines import DeviceChoice, check_device_choice
 from deltaformat.versionmap import MAX_DEPTH
 
 __all__ = ["Policy", "StageCounts"]
@@ -39,7 +39,7 @@ class Policy:
     strata: bool | None = None
     pack_bytes: int = 64 << 20
     threads: int = 2
-    device: Literal["auto", "off", "torch", "triton"] = "auto"
+    device: DeviceChoice = "auto"
     device_baseline: bool = False
 
     @classmethod
@@ -66,8 +66,7 @@ class Policy:
             _refuse("pack_bytes", "at least 1", self.pack_bytes)
         if self.threads < 1:
             _refuse("threads", "at least 1", self.threads)
-        if self.device not in (*ENGINES, "off"):
-            _refuse("device", "'auto', 'off', 'torch' or 'triton'", self.device)
+        check_device_choice(self.device, where="policy")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
-from deltaformat.destinations import Application
+from deltaformat.deviceapply import LiveUpdate, OnDevice
 from deltaformat.errors import ErrorCode, InconsistentError, MalformedError
 from deltaformat.metrics import FollowMetrics, FollowPhase, Meter
 from deltaformat.packs import FileRef
@@ -48,6 +48,7 @@ class Staged:
         changes: ChangeSet,
         metrics: FollowMetrics,
         framework: Framework,
+        on_device: OnDevice,
         first: bool,
         lasting: bool,
         release: Callable[[], object],
@@ -64,13 +65,14 @@ class Staged:
         self._changes = changes
         self._metrics = metrics
         self._framework = framework
+        self._on_device = on_device
         self._first = first
         self._lasting = lasting
         self._release = release
         self._finish = finish
         self._report = report
         self._meter = Meter()
-        self._applied: list[Application] = []
+        self._applied: list[LiveUpdate] = []
         self._state: Literal["open", "committed", "over"] = "open"
 
     def __repr__(self) -> str:
@@ -140,9 +142,13 @@ class Staged:
             state: All tensors of the version by name (a module's `state_dict()`, or NumPy arrays), of its
                 dtypes and shapes, on any device and in any layout. What the version lacks is left alone. They
                 must be what this follower staged before, unless `whole`: elements that have neither their
-                bits before nor those after are told. Names that share their memory are written once.
+                bits before nor those after are told; where tensors are changed on their device, changed
+                blocks that do not become the version's. Names that share their memory are written once.
 
         Raises:
+            CorruptError: On a device a block is not the version's afterwards: `state` is not the version
+                before. It names tensor and block, and what was there is put back.
+            LimitError: The device has not enough memory.
             InconsistentError: A name is missing or has another dtype or shape; tied names differ in the
                 version; or `state` is not the version before.
             MalformedError, UnsupportedError: A destination that cannot be written. Nothing has been written;
@@ -151,16 +157,17 @@ class Staged:
         """
         self._check_usable()
         started = time.perf_counter()
-        application = Application(
+        update = LiveUpdate(
             state,
             self.specs,
             list(self._changes.tensors.values()),
             label=f"version {self.previous_seq}",
             keep=not self._first,
+            on_device=self._on_device,
         )
-        application.write()
-        self._applied.append(application)
-        self._meter.add("apply", time.perf_counter() - started, application.nbytes)
+        update.write()
+        self._applied.append(update)
+        self._meter.add("apply", time.perf_counter() - started, update.nbytes)
 
     def commit(self) -> None:
         """Take the version: the mirror goes to it, and the next `stage` starts from it.

@@ -15,6 +15,7 @@ from deltaformat.context import Context, load_map
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError
 from deltaformat.export import MAX_SHARD_BYTES
 from deltaformat.follower import Follower
+from deltaformat.gpu.engines import DeviceChoice
 from deltaformat.history import History, State
 from deltaformat.metrics import FollowMetrics
 from deltaformat.part import Ticket
@@ -240,6 +241,7 @@ class Store:
         mirror: str | None = None,
         select: Select | None = None,
         framework: Framework = "pt",
+        device: DeviceChoice = "auto",
         metrics: Callable[[FollowMetrics], object] | None = None,
     ) -> Follower:
         """Follow a branch: stage each newer version aside, apply what changed to live weights, commit.
@@ -250,21 +252,19 @@ class Store:
                 shared memory, or `file:PATH`, in a directory of mapped files, for all processes of this host.
             select: Names of the tensors to follow, or a function that tells by a name; None: all.
             framework: What patches are given as: "pt" or "np".
+            device: What changes and then hashes live torch tensors where they are, as in `Policy`; `off`
+                writes them from the host.
             metrics: Called with what it took, whenever a version has been committed.
 
         Raises:
-            MalformedError, UnsupportedError: a mirror or framework that cannot be.
+            MalformedError, UnsupportedError: a mirror, framework or device that cannot be.
             ConflictError: a mirror of another store.
             StoreError: the mirror cannot be made.
         """
         return Follower(
-            self._context,
-            branch=check_name(branch),
-            mirror=mirror,
-            select=select,
-            framework=framework,
-            metrics=metrics,
-        )
+            self._context, branch=check_name(branch), mirror=mirror, select=select, framework=framework,
+            device=device, metrics=metrics,
+        )  # fmt: skip
 
     def sync(
         self,

@@ -93,9 +93,10 @@ LAYERS = {
     ],
     "log I/O": ["log", "recordcreate", "recordreader"],
     "blocks I/O": ["blockcache", "context", "rebuild", "sources"],
-    "reading": ["batches", "live", "reader", "statedigests"],
+    "reading": ["batches", "inplace", "live", "reader", "statedigests"],
     "following": [
         "changefile",
+        "deviceapply",
         "follower",
         "lineage",
         "locks",

@@ -7,6 +7,7 @@ from test_gpu_writer import contiguous, history, step, weights
 from writertools import make
 
 import deltaformat as df
+from deltaformat import inplace
 from deltaformat import live as live_module
 from deltaformat.errors import CorruptError, InconsistentError, MalformedError, StoreError
 from deltaformat.gpu import BlockDiff
@@ -162,7 +163,7 @@ def test_a_device_that_adds_wrongly(run, monkeypatch):
     store, states = run
     tensors = contiguous(states[0])
     live = Live(store.version(step=0), tensors, engine="torch")
-    apply_to = live_module.apply_to
+    apply_to = inplace.apply_to
 
     def wrong(table, changes, **options):
         first = changes[0] if changes else None
@@ -174,7 +175,7 @@ def test_a_device_that_adds_wrongly(run, monkeypatch):
         apply_to(table, changes, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(live_module, "apply_to", wrong)
+        patch.setattr(inplace, "apply_to", wrong)
         with pytest.raises(CorruptError, match="left as they were"):
             live.advance(store.version(step=1))
     assert same(tensors, states[0])

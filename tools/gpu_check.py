@@ -277,7 +277,7 @@ def check_far(bench: Bench, engine: Engine) -> bool | str:
 
 
 def check_commits(bench: Bench, engine: Engine, kept: bool, small: bool) -> bool:
-    """Commits from the device are those from the host, read back, and a follower in place has their roots."""
+    """Commits from the device are those from the host, and live states that follow get their bits."""
     live_module = importlib.import_module("deltaformat.torch")
     block_bytes = 4096 if small else 1 << 20
     old, new = bench.versions(1 << 15 if small else 64 << 20, 1 << 13 if small else 8 << 20)
@@ -298,7 +298,9 @@ def check_commits(bench: Bench, engine: Engine, kept: bool, small: bool) -> bool
         stores.append(store)
     host, here = stores
     tensors = {name: tensor.contiguous().clone() for name, tensor in states[0].items()}
-    follower = live_module.Live(here.version(step=0), tensors, engine=engine)
+    live = live_module.Live(here.version(step=0), tensors, engine=engine)
+    served = {name: bench.torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    follower = here.follower(device=engine)
     for step, state in enumerate(states):
         version = here.version(step=step, framework="pt")
         if (
@@ -311,10 +313,15 @@ def check_commits(bench: Bench, engine: Engine, kept: bool, small: bool) -> bool
         read = version.state_dict()
         if not all(np.array_equal(bits(read[name]), bits(state[name])) for name in state):
             return False
-        if step and follower.advance(version) != version.root:
+        if step and live.advance(version) != version.root:
             return False
-        if not all(np.array_equal(bits(tensors[name]), bits(state[name])) for name in state):
-            return False
+        staged = follower.stage(step=step)
+        if staged is not None:
+            staged.apply_to(served)
+            staged.commit()
+        for found in (tensors, served):
+            if not all(np.array_equal(bits(found[name]), bits(state[name])) for name in state):
+                return False
     return True
 
 

@@ -16,9 +16,9 @@ from deltaformat.gpu.diffing import BlockDiff
 from deltaformat.gpu.engines import Engine, choose_engine, current, load_torch, load_triton
 from deltaformat.gpu.table import ALIGNMENT, BlockTable, Integers
 from deltaformat.gpu.transfer import upload, upload_table
-from deltaformat.torchtensors import bytes_in_place
+from deltaformat.torchtensors import bytes_in_place, describe
 
-__all__ = ["apply", "apply_to", "in_place"]
+__all__ = ["apply", "apply_to", "in_place", "own_bytes"]
 
 
 def apply(
@@ -59,9 +59,8 @@ def in_place(tensors: Sequence[Any], names: Sequence[str] | None = None) -> list
     """
     views = []
     for number, tensor in enumerate(tensors):
-        view = bytes_in_place(tensor)[2]
-        own = not view.numel() or view.data_ptr() == tensor.data_ptr()
-        if not own or view.data_ptr() % ALIGNMENT or tensor.is_neg() or tensor.is_conj():
+        view = own_bytes(tensor)
+        if view is None:
             raise MalformedError(
                 ErrorCode.INPUT_INVALID,
                 "not contiguous, or not at a multiple of 16 bytes in memory, so it cannot be changed in"
@@ -70,6 +69,15 @@ def in_place(tensors: Sequence[Any], names: Sequence[str] | None = None) -> list
             )
         views.append(view)
     return views
+
+
+def own_bytes(tensor: Any) -> Any | None:
+    """A flat view of a tensor's own memory, uint8; None where that cannot be changed in place."""
+    describe(tensor)  # says of what is no plain tensor what is wrong
+    if tensor.is_neg() or tensor.is_conj() or not tensor.is_contiguous():
+        return None
+    view = bytes_in_place(tensor)[2]
+    return None if view.numel() and view.data_ptr() % ALIGNMENT else view
 
 
 def apply_to(

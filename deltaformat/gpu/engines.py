@@ -12,11 +12,24 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 from deltaformat.errors import ErrorCode, LimitError, MalformedError, UnsupportedError
+from deltaformat.torchtensors import is_torch
 
-__all__ = ["ENGINES", "Engine", "choose_engine", "current", "load_torch", "load_triton", "on_device"]
+__all__ = [
+    "ENGINES",
+    "DeviceChoice",
+    "Engine",
+    "check_device_choice",
+    "choose_engine",
+    "current",
+    "load_torch",
+    "load_triton",
+    "on_device",
+    "stays_on_device",
+]
 
 Engine: TypeAlias = Literal["auto", "torch", "triton"]
 ENGINES = ("auto", "torch", "triton")
+DeviceChoice: TypeAlias = Literal["auto", "off", "torch", "triton"]
 _OLDEST = (3, 6)  # before, its interpreter or compiler lacks what the kernels use
 
 
@@ -135,3 +148,24 @@ def current(device: Any) -> Iterator[None]:
 def on_device(tensor: Any) -> bool:
     """Whether a torch tensor is in a device's memory rather than the host's."""
     return bool(tensor.device.type not in ("cpu", "meta"))
+
+
+def check_device_choice(choice: str, *, where: str) -> None:
+    """Refuse what is no choice of what works on tensors where they are.
+
+    Raises:
+        MalformedError: input-invalid.
+    """
+    if choice not in (*ENGINES, "off"):
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            f"device is 'auto', 'off', 'torch' or 'triton', not {choice!r}",
+            where=where,
+        )
+
+
+def stays_on_device(tensor: object, choice: DeviceChoice) -> bool:
+    """Whether a tensor is worked on where it is: with `auto` those on a device, with an engine's name all."""
+    if choice == "off" or not is_torch(tensor):
+        return False
+    return choice != "auto" or on_device(tensor)

@@ -497,8 +497,7 @@ INLINE u32 class_of(const u8 *base, size_t place, u32 log_width) {
 INLINE void count_classes(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, size_t stride,
                           u32 changed[4][256], u32 seen[4][256]) { /* by four: equal ones need not wait for each other */
     for (size_t j = 0; j < changes; j++)
-        if (places[j] < n)
-            changed[j % 4][class_of(base, places[j], log_width)]++;
+        changed[j % 4][class_of(base, places[j], log_width)]++;
     for (size_t j = 0, at = 0; at < n; at += stride)
         seen[j++ % 4][class_of(base, at, log_width)]++;
 }
@@ -763,11 +762,7 @@ static PyObject *released(PyObject *result, Py_buffer *buffers, int count) {
 #define SMALL (1 << 16) /* bytes */
 
 INLINE PyThreadState *release_gil(size_t bytes) { return bytes > SMALL ? PyEval_SaveThread() : NULL; }
-
-INLINE void take_gil(PyThreadState *state) {
-    if (state)
-        PyEval_RestoreThread(state);
-}
+INLINE void take_gil(PyThreadState *state) { state ? PyEval_RestoreThread(state) : (void)0; }
 
 static int refuse(const char *why) {
     PyErr_SetString(PyExc_ValueError, why);
@@ -893,7 +888,6 @@ static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n
 
 #define ROUNDED(CHANGES) (((CHANGES) + 7) / 8 * 8)
 #define MEMORY_FOR(CHANGES, WIDTH) (ROUNDED(CHANGES) * (2 * (WIDTH) + 23) + 64)
-
 static void lay_out(Encoded *out, u8 *memory, size_t changes, size_t width) {
     const size_t rounded = ROUNDED(changes);
     out->differences = memory;
@@ -908,7 +902,6 @@ static void lay_out(Encoded *out, u8 *memory, size_t changes, size_t width) {
     }
 }
 
-/* What `encode` returns; places that were given are not given back. */
 static PyObject *encoded_tuple(Encoded *out, const Strata *strata, size_t changes, int given) {
     const u32 log_width = strata->log_width, width = 1 << log_width;
     u8 thresholds[8 * MAX_THRESHOLDS + 8];
@@ -931,10 +924,9 @@ static PyObject *encoded_tuple(Encoded *out, const Strata *strata, size_t change
 }
 
 PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> places, thresholds, counts, ks, streams\n\nMake "
-                         "the parts of a payload from the places (u32) that differ; find them where they are None, and "
-                         "choose thresholds where these are. What was found are u32 places, empty ones where they were "
-                         "given, and thresholds as in a payload; counts are u64; streams are quotients, escapes, low "
-                         "bits, signs and planes, and none where nothing differs.");
+                         "the parts of a payload from the places (u32) that differ, which are found if None, else not given "
+                         "back, and thresholds, chosen if None. Counts are u64; streams are quotients, escapes, low bits, "
+                         "signs and planes, or none where nothing differs.");
 
 static PyObject *py_encode(PyObject *self, PyObject *args) {
     (void)self;
@@ -950,17 +942,13 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
         return released(NULL, b, 4);
     const size_t n = (size_t)new->len >> log_width;
     size_t changes = (size_t)places->len / 4, room = given ? changes : (size_t)new->len / 32 + 64;
-    if (new->len != base->len || (given && (places->len % 4 || !changes || changes > n))) {
-        refuse("the blocks differ in length, or there is no change, or more than elements");
-        return released(NULL, b, 4);
-    }
+    if (new->len != base->len || (given && (places->len % 4 || !changes || changes > n)))
+        return refuse("the blocks differ in length, or there is no change, or more than elements"), released(NULL, b, 4);
     for (;; room = changes) { /* again where more differ than there was room for */
         const size_t size = MEMORY_FOR(room, (size_t)width);
         u8 *memory = take_memory(size);
-        if (!memory) {
-            PyErr_NoMemory();
-            break;
-        }
+        if (!memory)
+            return PyErr_NoMemory(), released(NULL, b, 4);
         lay_out(&out, memory, room, (size_t)width);
         PyThreadState *const state = release_gil((size_t)new->len + 8 * room);
         if (given) {
@@ -1012,10 +1000,10 @@ static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *cou
 
 PyDoc_STRVAR(decode_doc,
              "decode(base, width, thresholds, counts, ks, content, places, differences, apply) -> rule\n\nUndo `encode`: "
-             "put places (u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and "
-             "ks bytes, one for each stratum; the content is that of all streams. The result is 0, or the rule that is "
-             "broken, and then nothing is applied to the base: 1 an escape is below 255, 2 padding of low bits, 3 a rank is not below its stratum's population, 4 "
-             "padding of signs, 5 a difference is out of range.");
+             "put places (u32) and differences, stratum by stratum, into arrays that have exactly the room, and add them to "
+             "the base if `apply`. Counts are u64, and ks bytes, one for each stratum; the content is that of all streams. "
+             "The result is 0, or the rule that is broken, and then the base is as it was: 1 an escape is below 255, 2 padding "
+             "of low bits, 3 a rank is not below its stratum's population, 4 padding of signs, 5 a difference is out of range.");
 
 static PyObject *py_decode(PyObject *self, PyObject *args) {
     (void)self;

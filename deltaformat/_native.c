@@ -3,8 +3,9 @@
    Bit-identical to it, and optional: without this module NumPy serves. Everything walks a block once, in chunks that
    stay in the first cache, on two primitives that turn 64 bytes into 64 bits: which of them differ, and which are
    in a range. Only these exist per instruction set; the fastest that the CPU has is chosen when the module is
-   loaded (DELTAFORMAT_NATIVE names another, or 0 for none). The GIL is released around every loop. Buffers may have
-   any alignment; what is read from one is never trusted to be the same when it is read again. */
+   loaded (DELTAFORMAT_NATIVE names another, or 0 for none). The GIL is released around all work that is not small, and
+   once in a call. Buffers may have any alignment; what is read from one is never trusted to be the same when it is
+   read again. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -48,6 +49,8 @@ INLINE u32 bit_length(u64 x) {
 #define MAX_K 26
 #define ESCAPE 255
 #define NO_RANK UINT32_MAX
+#define LEAST_CHANGES 32 /* as in thresholds.py */
+#define LEAST_GAIN 256
 #define CHUNK 256 /* elements */
 #define WORDS (CHUNK / 64)
 #define LINES 64 /* of 64 bytes */
@@ -494,16 +497,14 @@ INLINE u32 class_of(const u8 *base, size_t place, u32 log_width) {
 INLINE void count_classes(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, size_t stride,
                           u32 changed[4][256], u32 seen[4][256]) { /* by four: equal ones need not wait for each other */
     for (size_t j = 0; j < changes; j++)
-        if (places[j] < n)
-            changed[j % 4][class_of(base, places[j], log_width)]++;
+        changed[j % 4][class_of(base, places[j], log_width)]++;
     for (size_t j = 0, at = 0; at < n; at += stride)
         seen[j++ % 4][class_of(base, at, log_width)]++;
 }
 
-/* Give the number of thresholds, put rising. */
-static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, size_t changes, u32 most, u64 least,
-                  u64 *thresholds) {
-    const u32 shift = log_width ? (8u << log_width) - 9 : 0;
+static void choose(Strata *strata, const u8 *base, size_t n, const u32 *places, size_t changes) {
+    const u32 log_width = strata->log_width, shift = log_width ? (8u << log_width) - 9 : 0;
+    const u64 least = LOG_SCALE * (8 * (((u64)1 << log_width) + 4) + changes / LEAST_GAIN);
     u32 changed[4][256] = {{0}}, seen[4][256] = {{0}}, keys[256], used = 0;
     Classes classes;
     classes.stride = n / SAMPLE | 1;
@@ -525,7 +526,7 @@ static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, si
     Segment segments[MAX_STRATA] = {{0, used, 0, 0}};
     u32 count = 1;
     find_cut(&classes, segments);
-    while (count <= most) {
+    while (count <= MAX_THRESHOLDS) {
         u32 best = 0;
         for (u32 i = 1; i < count; i++)
             if (segments[i].gain > segments[best].gain)
@@ -538,9 +539,10 @@ static u32 choose(const u8 *base, size_t n, u32 log_width, const u32 *places, si
         find_cut(&classes, segments + best + 1);
         count++;
     }
+    strata->thresholds = count - 1;
     for (u32 i = 1; i < count; i++)
-        thresholds[i - 1] = (u64)keys[segments[i].first] << shift;
-    return count - 1;
+        strata->values[count - 1 - i] = (u64)keys[segments[i].first] << shift;
+    prepare(strata);
 }
 
 /* -- Gaps ----------------------------------------------------------------------------------------------------------- */
@@ -756,6 +758,12 @@ static PyObject *released(PyObject *result, Py_buffer *buffers, int count) {
     return result;
 }
 
+/* To take the GIL again may cost a thread 100 microseconds, where others want it: work of fewer than 10 keeps it. */
+#define SMALL (1 << 16) /* bytes */
+
+INLINE PyThreadState *release_gil(size_t bytes) { return bytes > SMALL ? PyEval_SaveThread() : NULL; }
+INLINE void take_gil(PyThreadState *state) { state ? PyEval_RestoreThread(state) : (void)0; }
+
 static int refuse(const char *why) {
     PyErr_SetString(PyExc_ValueError, why);
     return -1;
@@ -787,42 +795,17 @@ static PyObject *py_diff(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*y*iw*:diff", new, base, &width, places))
         return NULL;
     if ((log_width = log_width_of(width, new->len)) >= 0 && new->len == base->len && (uintptr_t)places->buf % 4 == 0) {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *const state = release_gil((size_t)new->len / 2);
         count = level->diff(new->buf, base->buf, (size_t)new->len, (u32)log_width, places->buf, (size_t)places->len / 4);
-        Py_END_ALLOW_THREADS
+        take_gil(state);
     } else if (log_width >= 0)
         log_width = refuse("the blocks differ in length, or the places are not aligned");
     return released(log_width < 0 ? NULL : PyLong_FromSize_t(count), b, 3);
 }
 
-PyDoc_STRVAR(choose_doc, "choose(base, width, places, most, least) -> thresholds\n\nChoose at most so many thresholds, "
-                         "rising u64, for changes at places (u32), each of which saves more than the least.");
-
-static PyObject *py_choose(PyObject *self, PyObject *args) {
-    (void)self;
-    Py_buffer b[2], *base = &b[0], *places = &b[1];
-    int width, log_width;
-    unsigned int most;
-    unsigned long long least;
-    u64 thresholds[MAX_THRESHOLDS];
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*iy*IK:choose", base, &width, places, &most, &least))
-        return NULL;
-    if ((log_width = log_width_of(width, base->len)) >= 0 && (uintptr_t)places->buf % 4 == 0 && most <= MAX_THRESHOLDS) {
-        u32 count;
-        Py_BEGIN_ALLOW_THREADS
-        count = choose(base->buf, (size_t)base->len >> log_width, (u32)log_width, places->buf, (size_t)places->len / 4,
-                       most, least, thresholds);
-        Py_END_ALLOW_THREADS
-        result = PyBytes_FromStringAndSize((const char *)thresholds, (Py_ssize_t)(8 * count));
-    } else if (log_width >= 0)
-        refuse("the places are not aligned, or too many thresholds are asked for");
-    return released(result, b, 2);
-}
-
 /* Memory that the next call may use, guarded by the GIL: to have it from the system anew costs more than the work. */
 #define SPARES 4
-#define SPARE_SIZE ((size_t)1 << 20)
+#define SPARE_SIZE ((size_t)5 << 18)
 static u8 *spares[SPARES];
 
 static u8 *take_memory(size_t size) {
@@ -848,7 +831,7 @@ typedef struct {
     u8 *differences, *stratum, ks[MAX_STRATA], *streams[4 + 8]; /* quotients, escapes, lows, signs, planes */
     u32 *places, *ranks, *gaps;
     u64 counts[MAX_STRATA];
-    size_t sizes[4 + 8], used; /* used: ks */
+    size_t sizes[3], used; /* of escapes and lows; and of ks */
 } Encoded;
 
 static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n, size_t changes, Encoded *out) {
@@ -903,23 +886,47 @@ static void encode(const Strata *strata, const u8 *new, const u8 *base, size_t n
     out->sizes[2] = (size_t)(lows - out->streams[2]);
 }
 
-static PyObject *encoded_tuple(const Encoded *out, u32 strata, u32 width) {
+#define ROUNDED(CHANGES) (((CHANGES) + 7) / 8 * 8)
+#define MEMORY_FOR(CHANGES, WIDTH) (ROUNDED(CHANGES) * (2 * (WIDTH) + 23) + 64)
+static void lay_out(Encoded *out, u8 *memory, size_t changes, size_t width) {
+    const size_t rounded = ROUNDED(changes);
+    out->differences = memory;
+    out->places = (u32 *)(memory + rounded * width);
+    out->ranks = out->places + rounded;
+    out->gaps = out->ranks + rounded;
+    out->stratum = (u8 *)(out->gaps + rounded);
+    u8 *stream = out->stratum + rounded;
+    for (size_t i = 0; i < 4 + width; i++) { /* each stratum's low bits are rounded up, and 8 bytes beyond written */
+        out->streams[i] = stream;
+        stream += i == 1 || i == 2 ? 4 * rounded + 32 : rounded;
+    }
+}
+
+static PyObject *encoded_tuple(Encoded *out, const Strata *strata, size_t changes, int given) {
+    const u32 log_width = strata->log_width, width = 1 << log_width;
+    u8 thresholds[8 * MAX_THRESHOLDS + 8];
+    for (u32 i = 0; i < strata->thresholds; i++)
+        store_element(thresholds + (i << log_width), log_width, strata->values[i]);
     PyObject *streams = PyList_New(0);
-    for (u32 i = 0; streams && i < 4 + width; i++) {
-        PyObject *stream = PyBytes_FromStringAndSize((const char *)out->streams[i], (Py_ssize_t)out->sizes[i]);
+    for (u32 i = 0; streams && changes && i < 4 + width; i++) {
+        const size_t size = i == 1 || i == 2 ? out->sizes[i] : i == 3 ? (changes + 7) / 8 : changes;
+        PyObject *stream = PyBytes_FromStringAndSize((const char *)out->streams[i], (Py_ssize_t)size);
         if (!stream || PyList_Append(streams, stream))
             Py_CLEAR(streams);
         Py_XDECREF(stream);
     }
     if (!streams)
         return NULL;
-    return Py_BuildValue("y#y#N", (const char *)out->counts, (Py_ssize_t)(strata * sizeof *out->counts),
+    return Py_BuildValue("y#y#y#y#N", (const char *)out->places, (Py_ssize_t)(given ? 0 : 4 * changes),
+                         (const char *)thresholds, (Py_ssize_t)(strata->thresholds << log_width),
+                         (const char *)out->counts, (Py_ssize_t)((strata->thresholds + 1) * sizeof *out->counts),
                          (const char *)out->ks, (Py_ssize_t)out->used, streams);
 }
 
-PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> counts, ks, streams\n\nMake the parts of a "
-                         "payload from the places (u32) that differ: u64 counts, and as streams quotients, escapes, low "
-                         "bits, signs and planes.");
+PyDoc_STRVAR(encode_doc, "encode(new, base, width, places, thresholds) -> places, thresholds, counts, ks, streams\n\nMake "
+                         "the parts of a payload from the places (u32) that differ, which are found if None, else not given "
+                         "back, and thresholds, chosen if None. Counts are u64; streams are quotients, escapes, low bits, "
+                         "signs and planes, or none where nothing differs.");
 
 static PyObject *py_encode(PyObject *self, PyObject *args) {
     (void)self;
@@ -927,57 +934,44 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
     Strata strata;
     Encoded out = {0};
     PyObject *result = NULL;
-    u8 *memory = NULL;
-    size_t size = 0;
-    int width, log_width;
-    if (!PyArg_ParseTuple(args, "y*y*iy*y*:encode", new, base, &width, places, thresholds))
+    int width, log_width, rising = 1;
+    if (!PyArg_ParseTuple(args, "y*y*iz*z*:encode", new, base, &width, places, thresholds))
         return NULL;
-    const size_t changes = (size_t)places->len / 4;
+    const int given = places->obj != NULL;
     if ((log_width = log_width_of(width, new->len)) < 0 || read_thresholds(thresholds, log_width, &strata) < 0)
-        goto done;
+        return released(NULL, b, 4);
     const size_t n = (size_t)new->len >> log_width;
-    if (new->len != base->len || places->len % 4 || !changes || changes > n) {
-        refuse("the blocks differ in length, or there is no change, or more than elements");
-        goto done;
+    size_t changes = (size_t)places->len / 4, room = given ? changes : (size_t)new->len / 32 + 64;
+    if (new->len != base->len || (given && (places->len % 4 || !changes || changes > n)))
+        return refuse("the blocks differ in length, or there is no change, or more than elements"), released(NULL, b, 4);
+    for (;; room = changes) { /* again where more differ than there was room for */
+        const size_t size = MEMORY_FOR(room, (size_t)width);
+        u8 *memory = take_memory(size);
+        if (!memory)
+            return PyErr_NoMemory(), released(NULL, b, 4);
+        lay_out(&out, memory, room, (size_t)width);
+        PyThreadState *const state = release_gil((size_t)new->len + 8 * room);
+        if (given) {
+            memcpy(out.places, places->buf, 4 * changes);
+            for (size_t j = 1; j < changes; j++)
+                rising &= out.places[j - 1] < out.places[j];
+            rising &= out.places[changes - 1] < n;
+        } else
+            changes = level->diff(new->buf, base->buf, (size_t)new->len, (u32)log_width, out.places, room);
+        if (rising && changes && changes <= room) {
+            if (!thresholds->obj && changes >= LEAST_CHANGES)
+                choose(&strata, base->buf, n, out.places, changes);
+            encode(&strata, new->buf, base->buf, n, changes, &out);
+        }
+        take_gil(state);
+        if (rising && changes <= room)
+            result = encoded_tuple(&out, &strata, changes, given);
+        give_memory(memory, size);
+        if (changes <= room)
+            break;
     }
-    /* For each change a difference, a place, a rank, a gap, its stratum, a quotient, an escape, low bits and planes. */
-    size = changes * (2 * (size_t)width + 5 * 4 + 2) + changes / 8 + 32 * 8;
-    u8 *free_memory = memory = take_memory(size);
-    if (!memory) {
-        PyErr_NoMemory();
-        goto done;
-    }
-#define TAKE(SIZE) (free_memory += ((SIZE) + 7) / 8 * 8, free_memory - ((SIZE) + 7) / 8 * 8)
-    out.differences = TAKE(changes * (size_t)width);
-    out.places = (u32 *)TAKE(4 * changes);
-    out.ranks = (u32 *)TAKE(4 * changes);
-    out.gaps = (u32 *)TAKE(4 * changes);
-    out.stratum = TAKE(changes);
-    out.streams[0] = TAKE(changes);
-    out.streams[1] = TAKE(4 * changes);
-    out.streams[2] = TAKE(4 * changes + MAX_STRATA + 8);
-    out.streams[3] = TAKE((changes + 7) / 8);
-    out.sizes[0] = changes;
-    out.sizes[3] = (changes + 7) / 8;
-    for (int plane = 0; plane < width; plane++) {
-        out.streams[4 + plane] = TAKE(changes);
-        out.sizes[4 + plane] = changes;
-    }
-    int rising = 1;
-    Py_BEGIN_ALLOW_THREADS
-    memcpy(out.places, places->buf, 4 * changes);
-    for (size_t j = 1; j < changes; j++)
-        rising &= out.places[j - 1] < out.places[j];
-    rising &= out.places[changes - 1] < n;
-    if (rising)
-        encode(&strata, new->buf, base->buf, n, changes, &out);
-    Py_END_ALLOW_THREADS
-    if (rising)
-        result = encoded_tuple(&out, strata.thresholds + 1, (u32)width);
-    else
+    if (!rising)
         refuse("the places do not rise, or one is outside the block");
-done:
-    give_memory(memory, size);
     return released(result, b, 4);
 }
 
@@ -1005,11 +999,11 @@ static int decode(const Strata *strata, const u8 *base, size_t n, const u64 *cou
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(base, width, thresholds, counts, ks, content, places, differences) -> rule\n\nUndo `encode`: put "
-             "places (u32) and differences, stratum by stratum, into arrays that have exactly the room. Counts are u64, and "
-             "ks bytes, one for each stratum; the content is that of all streams. The result is 0, or the rule that is "
-             "broken: 1 an escape is below 255, 2 padding of low bits, 3 a rank is not below its stratum's population, 4 "
-             "padding of signs, 5 a difference is out of range.");
+             "decode(base, width, thresholds, counts, ks, content, places, differences, apply) -> rule\n\nUndo `encode`: "
+             "put places (u32) and differences, stratum by stratum, into arrays that have exactly the room, and add them to "
+             "the base if `apply`. Counts are u64, and ks bytes, one for each stratum; the content is that of all streams. "
+             "The result is 0, or the rule that is broken, and then the base is as it was: 1 an escape is below 255, 2 padding "
+             "of low bits, 3 a rank is not below its stratum's population, 4 padding of signs, 5 a difference is out of range.");
 
 static PyObject *py_decode(PyObject *self, PyObject *args) {
     (void)self;
@@ -1019,9 +1013,13 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
     Streams in = {0};
     u64 count[MAX_STRATA], total = 0;
     u8 k[MAX_STRATA];
-    int width, log_width, rule = -1;
-    if (!PyArg_ParseTuple(args, "y*iy*y*y*y*w*w*:decode", base, &width, given, counts, ks, content, places, differences))
+    int width, log_width, apply, rule = -1;
+    PyObject *block;
+    if (!PyArg_ParseTuple(args, "Oiy*y*y*y*w*w*p:decode", &block, &width, given, counts, ks, content, places, differences,
+                          &apply))
         return NULL;
+    if (PyObject_GetBuffer(block, base, apply ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+        return released(NULL, b + 1, 6);
     if ((log_width = log_width_of(width, base->len)) < 0 || read_thresholds(given, log_width, &strata) < 0)
         return released(NULL, b, 7);
     const size_t n = (size_t)base->len >> log_width, groups = (size_t)strata.thresholds + 1;
@@ -1037,7 +1035,7 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
            (uintptr_t)places->buf % 4 == 0 && (uintptr_t)differences->buf % (size_t)width == 0 &&
            (size_t)differences->len == changes << log_width;
     if (fits) {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *const state = release_gil((size_t)base->len / 2 + 8 * changes);
         in.quotients = content->buf;
         for (size_t j = 0; j < changes; j++)
             in.escapes_size += in.quotients[j] == ESCAPE ? 4 : 0;
@@ -1048,7 +1046,9 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
             in.planes[plane] = in.signs + signs + (size_t)plane * changes;
         if ((size_t)content->len == changes + in.escapes_size + in.lows_size + signs + (size_t)width * changes)
             rule = decode(&strata, base->buf, n, count, k, &in, places->buf, differences->buf);
-        Py_END_ALLOW_THREADS
+        if (rule == FINE && apply && !change(base->buf, n, places->buf, changes, differences->buf, log_width, ADD))
+            rule = NO_SUCH_RANK; /* somebody writes to the places meanwhile */
+        take_gil(state);
     }
     if (rule < 0)
         refuse("a stream or an array has not the size that the counts say, or there is none, or a k is above 26");
@@ -1064,10 +1064,10 @@ static PyObject *changed(PyObject *args, int copy) {
     const size_t changes = (size_t)places->len / 4;
     log_width = log_width_of(width, block->len);
     if (log_width >= 0 && (size_t)from->len == (copy ? (size_t)block->len : changes << log_width)) {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *const state = release_gil(8 * changes);
         inside = change(block->buf, (size_t)block->len >> log_width, places->buf, changes, from->buf, log_width,
                         copy ? COPY : undo ? SUBTRACT : ADD);
-        Py_END_ALLOW_THREADS
+        take_gil(state);
         if (!inside)
             log_width = refuse("a place is outside the block");
     } else if (log_width >= 0)
@@ -1127,7 +1127,6 @@ static PyObject *py_level(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {{"diff", py_diff, METH_VARARGS, diff_doc},
-                                {"choose", py_choose, METH_VARARGS, choose_doc},
                                 {"encode", py_encode, METH_VARARGS, encode_doc},
                                 {"decode", py_decode, METH_VARARGS, decode_doc},
                                 {"apply", py_apply, METH_VARARGS, apply_doc},

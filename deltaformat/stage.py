@@ -15,7 +15,7 @@ import numpy as np
 from deltaformat.baseline import Baseline
 from deltaformat.blocks import Buffer, Bytes, block_lengths, byte_view
 from deltaformat.digests import DigestAlgorithm
-from deltaformat.encodings import Encoding, changed_positions, encode_block
+from deltaformat.encodings import Encoding, compare_and_encode, encode_block
 from deltaformat.encodings.strata import Positions
 from deltaformat.encodings.streams import fitting_width
 from deltaformat.errors import CorruptError, ErrorCode, InconsistentError
@@ -209,10 +209,9 @@ class Stage:
         if tensor.old is not None and tensor.old.matches(index, expected, new.size):
             base = tensor.old.block(index)
             width = fitting_width(new.size, tensor.dtype.width)
-            positions = changed_positions(new, base, width)
-            if not positions.size:
+            positions, own = compare_and_encode(new, base, tensor.dtype, strata=self._policy.strata)
+            if own is None:
                 return Look(index)
-            own = self._encode(tensor, new, base, positions)
             rebase = self._rebase_due(tensor, index, own)
             return Look(index, self._digest(new), own, (width, positions), rebase=rebase)
         digest = self._digest(new)

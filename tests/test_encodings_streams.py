@@ -124,6 +124,18 @@ def test_smallest_form_is_written() -> None:
     assert len(write_stream(half)) < 101_000
 
 
+def test_no_frame_of_a_tiny_stream_is_smaller() -> None:
+    """Fewer than 18 bytes are stored without a try: not even repeats make a frame pay; 18 may."""
+    compressor = zstandard.ZstdCompressor(level=19)
+    for size in range(2, 18):
+        for period in range(2, size + 1):
+            content = (bytes(range(period)) * size)[:size]
+            for tiny in (content, content[::-1], bytes(size - 1) + b"\1", b"\1" + bytes(size - 1)):
+                assert len(framed(compressor.compress(tiny))) > size
+                assert write_stream(tiny) == b"\0" + tiny
+    assert write_stream(b"\0\1" * 9)[1:5] == MAGIC
+
+
 @given(
     st.binary(min_size=1, max_size=400)
     | st.builds(lambda b, n: b * n, st.binary(min_size=1), st.integers(1, 99))

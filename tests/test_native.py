@@ -19,17 +19,22 @@ from hypothesis import strategies as st
 
 from deltaformat.blocks import Bytes
 from deltaformat.cli import doctor
+from deltaformat.dtypes import get_dtype
 from deltaformat.encodings import (
+    Encoding,
     changed_positions,
     choose_thresholds,
+    compare_and_encode,
     copy_changed,
+    decode_piece,
+    encode_block,
     encode_sparse,
     native,
     parse_sparse,
 )
 from deltaformat.encodings.estimates import SCALE, scaled_log2
-from deltaformat.encodings.sparse import join_changes, split_changes
-from deltaformat.encodings.thresholds import cut_classes
+from deltaformat.encodings.sparse import encode_changes, join_changes, split_changes
+from deltaformat.encodings.strata import Positions
 from deltaformat.errors import DeltaFormatError
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +90,6 @@ def test_everything_is_as_the_reference_has_it(case: tuple[Bytes, Bytes, int, li
     new, base, width, thresholds = case
     with served_by("numpy"):
         positions = changed_positions(new, base, width)
-        cut = cut_classes(base, positions, width, 15, 100) if positions.size else []
         parts = split_changes(new, base, width, positions, thresholds) if positions.size else None
     for level in LEVELS:
         with served_by(level):
@@ -94,17 +98,25 @@ def test_everything_is_as_the_reference_has_it(case: tuple[Bytes, Bytes, int, li
             assert np.array_equal(found, positions)
             if parts is None:
                 continue
-            assert native.encode(kernels(), new, base, width, found, thresholds) == parts
-            assert np.frombuffer(kernels().choose(base, width, found, 15, 100), "<u8").tolist() == cut
+            given = np.array(thresholds, f"<u{width}").tobytes()
+            for places in (None, found):
+                made = native.encode(kernels(), new, base, width, places, thresholds)
+                assert (made.thresholds, made.parts) == (given, parts)
+                assert np.array_equal(made.positions, positions)
+            check_choice(new, base, width, positions)
             counts, given_ks, streams = parts
             each_k = iter(given_ks)
             ks = [next(each_k) if count else 0 for count in counts]
             arrays = [np.frombuffer(stream, np.uint8) for stream in streams]
             want = join_changes(base, width, thresholds, counts, ks, arrays)
-            got = native.decode(kernels(), base, width, thresholds, counts, ks, arrays)
+            block = base.copy()
+            got = native.decode(kernels(), block, width, thresholds, counts, ks, arrays)
+            assert np.array_equal(block, base)
             assert np.array_equal(want[0], got[0])
             assert np.array_equal(want[1], got[1])
             assert want[1].dtype == got[1].dtype
+            native.decode(kernels(), block, width, thresholds, counts, ks, arrays, apply=True)
+            assert np.array_equal(block, new)
             payload = encode_sparse(new, base, width, thresholds=thresholds)
             block = base.copy()
             decoded = parse_sparse(payload, block)
@@ -114,6 +126,51 @@ def test_everything_is_as_the_reference_has_it(case: tuple[Bytes, Bytes, int, li
             assert np.array_equal(block, base)
             copy_changed(new, block, width, found)
             assert np.array_equal(block, new)
+
+
+def check_choice(new: Bytes, base: Bytes, width: int, positions: Positions) -> None:
+    """What the kernels choose is what the array code chooses, and everything in one call what three give."""
+    thresholds = choose_thresholds(base, positions, width, "float")
+    made = native.encode(kernels(), new, base, width, None, None)
+    assert np.frombuffer(made.thresholds, f"<u{width}").tolist() == list(thresholds)
+    payload = encode_sparse(new, base, width, positions, thresholds)
+    for places in (None, positions):
+        found, count, encoded = encode_changes(new, base, width, "float", positions=places)
+        assert np.array_equal(found, positions)
+        assert (count, encoded) == (len(thresholds), payload)
+    assert encode_changes(new, base, width, "uint")[1:] == (0, encode_sparse(new, base, width, positions))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_pays_is_chosen_alike(level: str, width: int) -> None:
+    """Changes that shun some magnitudes: there the thresholds are many."""
+    new, base = step(width, width, 60_000, 0.0)
+    elements = base.view(f"<u{width}")
+    likely = (elements & elements.dtype.type(2 ** (8 * width - 1) - 1)) < 2 ** (5 * width)
+    rng = np.random.default_rng(width)
+    for changes in (5, 31, 32, 1000, 10_000):
+        new[:] = base
+        places = rng.choice(np.flatnonzero(likely), min(changes, int(likely.sum())), replace=False)
+        new.view(elements.dtype)[places] += elements.dtype.type(1)
+        with served_by(level):
+            check_choice(new, base, width, np.sort(places))
+            chosen = native.encode(kernels(), new, base, width, None, None).thresholds
+        assert bool(chosen) == (changes >= 1000), changes
+
+
+@pytest.mark.parametrize("engine", ["numpy", *LEVELS])
+def test_where_nothing_differs_nothing_is_encoded(engine: str) -> None:
+    new, base = step(3, 2, 1000, 0.0)
+    with served_by(engine):
+        for positions in (None, np.empty(0, np.uint32)):
+            found, thresholds, payload = encode_changes(new, base, 2, "float", positions=positions)
+            assert (found.size, thresholds, payload) == (0, 0, b"")
+        assert compare_and_encode(new, base, get_dtype("BF16"))[1] is None
+        new[9] ^= 1
+        found, encoded = compare_and_encode(new, base, get_dtype("BF16"))
+        assert found.tolist() == [4]
+        assert encoded == encode_block(new, base, get_dtype("BF16"))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -143,8 +200,14 @@ def outcome(payload: bytes, base: Bytes) -> Any:
     try:
         found = parse_sparse(payload, block)
     except DeltaFormatError as error:
+        with pytest.raises(type(error)):
+            decode_piece(Encoding.SPARSE, payload, block)
         assert np.array_equal(block, base)  # DF-ENC-17
         return error.error_class
+    applied = block.copy()
+    found.apply(applied)
+    decode_piece(Encoding.SPARSE, payload, block)
+    assert np.array_equal(block, applied)
     return found.positions.tolist(), found.differences.tolist()
 
 
@@ -177,22 +240,22 @@ def test_what_does_not_fit_is_refused() -> None:
     eight = np.arange(8, dtype=np.uint8)
     u32: Any = lambda *values: np.array(values, np.uint32)  # noqa: E731
     parts = k.encode(eight, eight + np.uint8(1), 1, u32(1, 5), b"\x05")
-    assert parts[0] == np.array([1, 1], "<u8").tobytes()
-    streams = parts[2]
+    assert parts[2] == np.array([1, 1], "<u8").tobytes()
+    assert parts[:2] == (b"", b"\x05")
+    streams = parts[4]
     content = b"".join(streams)
     room, differences = np.empty(2, np.uint32), np.empty(2, np.uint8)
     counts = np.array([1, 1], "<u8").tobytes()
-    assert k.decode(eight, 1, b"\x05", counts, b"\0\0", content, room, differences) == 0
+    assert k.decode(eight, 1, b"\x05", counts, b"\0\0", content, room, differences, False) == 0
     calls: list[tuple[Any, ...]] = [
         (k.diff, eight, eight[:7], 1, u32(0)),
         (k.diff, eight, eight, 3, u32(0)),
         (k.diff, eight[:7], eight[:7], 2, u32(0)),
         (k.diff, eight, eight, 0, u32(0)),
         (k.diff, eight, eight, 1, np.empty(9, np.uint8)[1:]),
-        (k.choose, eight, 1, u32(1), 16, 0),
-        (k.choose, eight, 3, u32(1), 1, 0),
-        (k.choose, eight, 1, np.empty(9, np.uint8)[1:], 1, 0),
         (k.encode, eight, eight[:7], 1, u32(1), b""),
+        (k.encode, eight, eight[:7], 1, None, None),
+        (k.encode, eight, eight, 3, None, None),
         (k.encode, eight, eight, 3, u32(1), b""),
         (k.encode, eight, eight, 1, u32(), b""),
         (k.encode, eight, eight, 1, u32(*range(9)), b""),
@@ -213,7 +276,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (k.copy, eight.copy(), eight, 3, u32(1)),
         (k.level, "sse9"),
     ]
-    good = [eight, 1, b"\x05", counts, b"\0\0", content, room, differences]
+    good = [eight, 1, b"\x05", counts, b"\0\0", content, room, differences, True]
     for index, bad in (
         (1, 3),
         (2, b"\x05\x04"),
@@ -243,7 +306,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (k.decode, [*good[:5], [7] * 5, *good[6:]]),
         (k.diff, [eight, eight, 1, bytes(8)]),
         (k.encode, [eight]),
-        (k.choose, []),
+        (k.encode, [eight, eight, 1, 7, None]),
+        (k.decode, [bytes(8), *good[1:]]),  # it cannot be changed
+        (k.decode, [7, *good[1:]]),
         (k.apply, [bytes(8), 1, u32(1), eight[:1], False]),
         (k.level, [7]),
     ):

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from deltaformat.blocks import DEFAULT_BLOCK_BYTES, Buffer, Bytes, block_count, block_range, byte_view
 from deltaformat.dtypes import get_dtype
-from deltaformat.encodings import changed_positions, decode_piece, encode_block, native
-from deltaformat.encodings.streams import fitting_width
+from deltaformat.encodings import compare_and_encode, decode_piece, native
 from deltaformat.tensors import to_host
 
 __all__ = [
@@ -179,13 +178,8 @@ class Blocks:
 
         def one(at: tuple[str, int]) -> Buffer | None:
             block, base, dtype = cut(new, at), cut(old, at), self._dtypes[at[0]]
-            positions = changed_positions(block, base, fitting_width(block.size, dtype.width))
-            if not positions.size:
-                return None
-            encoding, payload = encode_block(
-                block, base, dtype, positions=positions, strata=self._mode.strata
-            )
-            return bytes((encoding,)) + payload
+            encoded = compare_and_encode(block, base, dtype, strata=self._mode.strata)[1]
+            return None if encoded is None else bytes((encoded[0],)) + encoded[1]
 
         with serving(self._mode):
             places = list(_places(new))

@@ -20,8 +20,10 @@ from deltaformat.encodings.planes import (
 )
 from deltaformat.encodings.sparse import (
     Changes,
+    apply_sparse,
     changed_positions,
     copy_changed,
+    encode_changes,
     encode_sparse,
     parse_sparse,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "Encoding",
     "changed_positions",
     "choose_thresholds",
+    "compare_and_encode",
     "copy_changed",
     "decode_piece",
     "encode_block",
@@ -93,23 +96,55 @@ def encode_block(
             the kernels serve.
     """
     width = fitting_width(new.size, dtype.width)
+    if base is None:
+        return _smallest(new, [(Encoding.PLANES, encode_planes(new, width))])
+    positions, thresholds, payload = encode_changes(
+        new, base, width, dtype.kind, positions=positions, strata=_with_strata(strata)
+    )
+    return _encode(new, base, width, positions, thresholds, payload)
+
+
+def compare_and_encode(
+    new: Bytes, base: Bytes, dtype: Dtype, *, strata: bool | None = None
+) -> tuple[Positions, tuple[Encoding, bytes] | None]:
+    """Do what `changed_positions` does and, where something differs, `encode_block`: cheaper than both.
+
+    Args:
+        new: The block.
+        base: What readers will have, of the same length.
+        dtype: The tensor's dtype; where its width does not divide the length, positions are of bytes.
+        strata: As for `encode_block`.
+
+    Returns:
+        The positions of elements that differ, rising; and the encoding and payload, where there are some.
+    """
+    width = fitting_width(new.size, dtype.width)
+    positions, thresholds, payload = encode_changes(new, base, width, dtype.kind, strata=_with_strata(strata))
+    return positions, _encode(new, base, width, positions, thresholds, payload) if positions.size else None
+
+
+def _with_strata(strata: bool | None) -> bool:
+    return native.kernels is not None if strata is None else strata
+
+
+def _encode(
+    new: Bytes, base: Bytes, width: int, positions: Positions, thresholds: int, sparse: bytes
+) -> tuple[Encoding, bytes]:
+    """Encode a block of which `encode_changes` gave the last three, in the smallest way."""
     candidates: list[tuple[Encoding, bytes]] = []
-    dense = True
-    if base is not None:
-        if positions is None:
-            positions = changed_positions(new, base, width)
-        dense = positions.size * _SURELY_SPARSE > new.size // width or _looks_constant(new, width)
-        if positions.size:
-            strata = native.kernels is not None if strata is None else strata
-            thresholds = choose_thresholds(base, positions, width, dtype.kind) if strata else ()
-            payload = encode_sparse(new, base, width, positions, thresholds)
-            candidates.append((Encoding.SPARSE, payload))
-            if thresholds and positions.size < _FEW_CHANGES:
-                candidates.append((Encoding.SPARSE, encode_sparse(new, base, width, positions)))
-        if dense or not positions.size:
-            candidates.append((Encoding.PLANES_DELTA, encode_planes_delta(new, base, width)))
+    dense = positions.size * _SURELY_SPARSE > new.size // width or _looks_constant(new, width)
+    if positions.size:
+        candidates.append((Encoding.SPARSE, sparse))
+        if thresholds and positions.size < _FEW_CHANGES:
+            candidates.append((Encoding.SPARSE, encode_sparse(new, base, width, positions)))
+    if dense or not positions.size:
+        candidates.append((Encoding.PLANES_DELTA, encode_planes_delta(new, base, width)))
     if dense:
         candidates.append((Encoding.PLANES, encode_planes(new, width)))
+    return _smallest(new, candidates)
+
+
+def _smallest(new: Bytes, candidates: list[tuple[Encoding, bytes]]) -> tuple[Encoding, bytes]:
     least = min(len(payload) for _, payload in candidates)
     if _AS_SMALL * least >= new.size:
         return Encoding.RAW, new.tobytes()
@@ -140,7 +175,7 @@ def decode_piece(encoding: int, payload: Buffer, out: Bytes) -> None:
         CorruptError: A zstd frame does not decompress.
     """
     if encoding == Encoding.SPARSE:
-        parse_sparse(payload, out).apply(out)
+        apply_sparse(payload, out)
     elif encoding == Encoding.PLANES_DELTA:
         decode_planes_delta(payload, out)
     elif encoding == Encoding.PLANES:

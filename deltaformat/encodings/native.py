@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from deltaformat.blocks import Buffer, Bytes
 from deltaformat.encodings.strata import Elements, Positions
 from deltaformat.encodings.streams import malformed
 
-__all__ = ["Kernels", "decode", "diff", "encode", "engine", "kernels", "load", "why_not"]
+__all__ = ["Found", "Kernels", "decode", "diff", "encode", "engine", "kernels", "load", "why_not"]
 
 _ROOM = 32
 """Room for one change in so many elements at first; where more are counted, they get as much as they need."""
@@ -37,13 +38,10 @@ class Kernels(Protocol):
     def diff(self, new: Bytes, base: Bytes, width: int, places: Positions, /) -> int:
         """Put the positions that differ into `places` while it has room; give their number."""
 
-    def choose(self, base: Bytes, width: int, places: Positions, most: int, least: int, /) -> bytes:
-        """Choose thresholds, rising; as u64."""
-
     def encode(
-        self, new: Bytes, base: Bytes, width: int, places: Positions, thresholds: bytes, /
-    ) -> tuple[bytes, bytes, list[bytes]]:
-        """Make counts (u64), ks and streams."""
+        self, new: Bytes, base: Bytes, width: int, places: Positions | None, thresholds: bytes | None, /
+    ) -> tuple[bytes, bytes, bytes, bytes, list[bytes]]:
+        """Find places where they are None; choose thresholds where these are; make counts, ks and streams."""
 
     def decode(
         self,
@@ -55,9 +53,10 @@ class Kernels(Protocol):
         content: Buffer,
         places: Positions,
         differences: Elements,
+        apply: bool,
         /,
     ) -> int:
-        """Undo `encode`; give the rule that is broken, or 0."""
+        """Undo `encode`; apply the differences, if asked to; give the rule that is broken, or 0."""
 
     def apply(
         self, block: Bytes, width: int, places: Positions, differences: Elements, undo: bool, /
@@ -100,14 +99,46 @@ def diff(kernels: Kernels, new: Bytes, base: Bytes, width: int) -> Positions:
     return places[:count]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The parts of a payload, and what it was made for.
+
+    Attributes:
+        positions: The positions that differ, rising.
+        thresholds: Those used, falling, as a payload has them.
+        parts: What `split_changes` returns; no streams where nothing differs.
+    """
+
+    positions: Positions
+    thresholds: bytes
+    parts: tuple[list[int], bytes, list[bytes]]
+
+
 def encode(
-    kernels: Kernels, new: Bytes, base: Bytes, width: int, positions: Positions, thresholds: Sequence[int]
-) -> tuple[list[int], bytes, list[bytes]]:
-    """Do what `split_changes` does."""
-    places = np.ascontiguousarray(positions, np.uint32)
-    given = np.array(thresholds, f"<u{width}").tobytes()
-    counts, ks, streams = kernels.encode(new, base, width, places, given)
-    return np.frombuffer(counts, "<u8").tolist(), ks, streams
+    kernels: Kernels,
+    new: Bytes,
+    base: Bytes,
+    width: int,
+    positions: Positions | None,
+    thresholds: Sequence[int] | None,
+) -> Found:
+    """Do what `changed_positions`, `choose_thresholds` (of floats) and `split_changes` do, in one call.
+
+    Each call may wait for the GIL for as long as its work takes, where other threads want it.
+
+    Args:
+        kernels: Those to use.
+        new: The block.
+        base: What readers will have.
+        width: Element width in bytes.
+        positions: What `changed_positions` returned, not empty; None to find them.
+        thresholds: Valid thresholds; None to choose them.
+    """
+    places = None if positions is None else np.ascontiguousarray(positions, np.uint32)
+    given = None if thresholds is None else np.array(thresholds, f"<u{width}").tobytes()
+    found, used, counts, ks, streams = kernels.encode(new, base, width, places, given)
+    at = np.frombuffer(found, np.uint32) if positions is None else positions
+    return Found(at, used, (np.frombuffer(counts, "<u8").tolist(), ks, streams))
 
 
 def decode(
@@ -118,14 +149,16 @@ def decode(
     counts: Sequence[int],
     ks: Sequence[int],
     streams: Sequence[Bytes],
+    *,
+    apply: bool = False,
 ) -> tuple[Positions, Elements]:
-    """Do what `join_changes` does."""
+    """Do what `join_changes` does, and `Changes.apply` to the base, if `apply`."""
     total = streams[0].size
     places: Positions = np.empty(total, np.uint32)
     differences: Elements = np.empty(total, f"<u{width}")
     given = np.array(thresholds, differences.dtype).tobytes()
     sizes, content = np.array(counts, "<u8").tobytes(), b"".join([stream.data for stream in streams])
-    rule = kernels.decode(base, width, given, sizes, bytes(ks), content, places, differences)
+    rule = kernels.decode(base, width, given, sizes, bytes(ks), content, places, differences, apply)
     if rule:
         raise malformed(_BROKEN[rule])
     return places, differences

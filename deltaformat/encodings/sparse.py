@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,19 +23,25 @@ from deltaformat.encodings.streams import (
     write_stream,
     write_varint,
 )
+from deltaformat.encodings.thresholds import FLOAT, choose_thresholds
 from deltaformat.errors import ErrorCode, MalformedError
 
 __all__ = [
     "MAX_K",
     "MAX_THRESHOLDS",
     "Changes",
+    "apply_sparse",
     "changed_positions",
     "copy_changed",
+    "encode_changes",
     "encode_sparse",
     "join_changes",
     "parse_sparse",
     "split_changes",
 ]
+
+_Parts: TypeAlias = tuple[list[int], list[int], list[int], list[Bytes]]
+"""Thresholds, counts, ks and streams."""
 
 MAX_THRESHOLDS = 15
 MAX_K = 26
@@ -139,13 +146,47 @@ def encode_sparse(
     if len(thresholds) > MAX_THRESHOLDS or not _thresholds_valid(thresholds, width):
         raise MalformedError(ErrorCode.INPUT_INVALID, f"thresholds {list(thresholds)} are not usable")
     if native.kernels is not None:
-        counts, ks, streams = native.encode(native.kernels, new, base, width, positions, thresholds)
-    else:
-        counts, ks, streams = split_changes(new, base, width, positions, thresholds)
+        return _payload(width, native.encode(native.kernels, new, base, width, positions, thresholds))
+    given = b"".join([threshold.to_bytes(width, "little") for threshold in thresholds])
+    parts = split_changes(new, base, width, positions, thresholds)
+    return _payload(width, native.Found(positions, given, parts))
+
+
+def encode_changes(
+    new: Bytes, base: Bytes, width: int, kind: str, *, positions: Positions | None = None, strata: bool = True
+) -> tuple[Positions, int, bytes]:
+    """Find what differs, choose thresholds, and encode: in one pass where the kernels serve.
+
+    Args:
+        new: The block.
+        base: The block that readers will have, of the same length.
+        width: Element width in bytes, which divides the length.
+        kind: The dtype's kind.
+        positions: What `changed_positions` returned for these, where that is known.
+        strata: Whether there may be thresholds.
+
+    Returns:
+        The positions that differ; the number of thresholds; and the payload, empty where nothing differs.
+    """
+    strata = strata and kind == FLOAT
+    if native.kernels is not None and (positions is None or positions.size):
+        found = native.encode(native.kernels, new, base, width, positions, None if strata else ())
+        payload = _payload(width, found) if found.positions.size else b""
+        return found.positions, len(found.thresholds) // width, payload
+    if positions is None:
+        positions = changed_positions(new, base, width)
+    if not positions.size:
+        return positions, 0, b""
+    thresholds = choose_thresholds(base, positions, width, kind) if strata else ()
+    return positions, len(thresholds), encode_sparse(new, base, width, positions, thresholds)
+
+
+def _payload(width: int, found: native.Found) -> bytes:
+    counts, ks, streams = found.parts
     return b"".join(
         [
-            bytes((WIDTHS.index(width) | len(thresholds) << 2,)),
-            *[threshold.to_bytes(width, "little") for threshold in thresholds],
+            bytes((WIDTHS.index(width) | len(found.thresholds) // width << 2,)),
+            found.thresholds,
             *[write_varint(count) for count in counts],
             ks,
             *[write_stream(stream) for stream in streams],
@@ -165,32 +206,43 @@ def parse_sparse(payload: Buffer, base: Bytes) -> Changes:
         UnsupportedError: A reserved bit is set.
         CorruptError: A zstd frame does not decompress.
     """
+    width, parts = _read(payload, base)
+    if native.kernels is not None:
+        return Changes(width, *native.decode(native.kernels, base, width, *parts))
+    return Changes(width, *join_changes(base, width, *parts))
+
+
+def apply_sparse(payload: Buffer, block: Bytes) -> None:
+    """Do what `parse_sparse` does, and apply the changes to `block`: in one pass where the kernels serve."""
+    if native.kernels is None:
+        return parse_sparse(payload, block).apply(block)
+    width, parts = _read(payload, block)
+    native.decode(native.kernels, block, width, *parts, apply=True)
+
+
+def _read(payload: Buffer, base: Bytes) -> tuple[int, _Parts]:
+    """Read a payload's width and parts as far as it can be without the values of `base`."""
     cursor = Cursor(payload)
     header = cursor.byte()
     width = read_width(header, 6, base.size)
-    elements = base.view(f"<u{width}")
     thresholds = [int.from_bytes(cursor.take(width), "little") for _ in range(header >> 2)]
     if not _thresholds_valid(thresholds, width):
         raise malformed("thresholds do not fall strictly within the magnitudes")  # DF-ENC-10
     counts = [cursor.varint() for _ in range(len(thresholds) + 1)]
     total = sum(counts)
-    if not 1 <= total <= elements.size:
-        raise malformed(f"{total} changes in a block of {elements.size} elements")  # DF-ENC-11
+    if not 1 <= total <= base.size // width:
+        raise malformed(f"{total} changes in a block of {base.size // width} elements")  # DF-ENC-11
     ks = [cursor.byte() if count else 0 for count in counts]
     if max(ks) > MAX_K:
         raise malformed(f"k is {max(ks)}; at most {MAX_K} is allowed")  # DF-ENC-12
 
     quotients = cursor.stream(total)
-    escapes = cursor.stream(4 * int(np.count_nonzero(quotients == _ESCAPE)))
+    escapes = cursor.stream(4 * quotients.tobytes().count(_ESCAPE))
     lows = cursor.stream(sum((count * k + 7) // 8 for count, k in zip(counts, ks, strict=True)))
     signs = cursor.stream((total + 7) // 8)
     streams = [quotients, escapes, lows, signs, *[cursor.stream(total) for _ in range(width)]]
     cursor.finish()
-    if native.kernels is not None:
-        changes = native.decode(native.kernels, base, width, thresholds, counts, ks, streams)
-    else:
-        changes = join_changes(base, width, thresholds, counts, ks, streams)
-    return Changes(width, *changes)
+    return width, (thresholds, counts, ks, streams)
 
 
 def split_changes(

@@ -32,6 +32,10 @@ MAX_WINDOW = 1 << 27
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _STORED, _CONSTANT = 0, 1
 
+_LEAST_COMPRESSED = 18
+"""No frame of fewer bytes that are not all alike is smaller than they are: besides 9 bytes of headers and
+the stream's own, it needs one sequence (a count, modes, 3 of bits) and two literals with their header."""
+
 
 class _Zstd(threading.local):
     """One compressor and decompressor per thread: making them costs more than a small stream."""
@@ -95,6 +99,8 @@ def write_stream(content: bytes) -> bytes:
         return b""
     if content == content[:1] * len(content):
         return bytes((_CONSTANT,)) + content[:1]
+    if len(content) < _LEAST_COMPRESSED:
+        return bytes((_STORED,)) + content
     frame = _zstd.compressor.compress(content)
     header = write_varint(len(frame))
     if len(header) + len(frame) <= len(content):
@@ -147,7 +153,7 @@ class Cursor:
         if header == _STORED:
             return np.frombuffer(self.take(expected), np.uint8)
         if header == _CONSTANT:
-            return np.full(expected, self.byte(), np.uint8)
+            return np.frombuffer(bytes((self.byte(),)) * expected, np.uint8)  # np.full releases the GIL
         return np.frombuffer(_decompress(self.take(header), expected), np.uint8)
 
     def finish(self) -> None:

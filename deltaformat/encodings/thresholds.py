@@ -17,7 +17,10 @@ from deltaformat.encodings import native
 from deltaformat.encodings.estimates import SCALE, scaled_log2s
 from deltaformat.encodings.strata import Positions, magnitude_mask
 
-__all__ = ["choose_thresholds", "cut_classes"]
+__all__ = ["FLOAT", "choose_thresholds", "cut_classes"]
+
+FLOAT = "float"
+"""The kind of dtypes in which the magnitude tells how likely a change is."""
 
 _MOST = 15
 _MOST_IN_NUMPY = 3
@@ -36,29 +39,25 @@ _SAMPLE = 1 << 13
 
 
 def choose_thresholds(base: Bytes, positions: Positions, width: int, kind: str) -> tuple[int, ...]:
-    """Choose thresholds for `encode_sparse`.
+    """Choose thresholds for `encode_sparse`: those that `encode_block` uses, by the kernels or here.
 
     Args:
         base: The base block.
         positions: The positions that change, not empty.
         width: Element width in bytes.
-        kind: The dtype's kind; only in floats does the magnitude tell how likely a change is.
+        kind: The dtype's kind; only floats get any.
 
     Returns:
         Magnitudes, strictly falling; none where they would not pay.
     """
-    if kind != "float" or positions.size < _LEAST_CHANGES:
+    if kind != FLOAT or positions.size < _LEAST_CHANGES:
         return ()
     if native.kernels is None and positions.size * _LEAST_DENSITY_IN_NUMPY < base.size // width:
         return ()
     # The threshold itself, its count and its k; then some, since the estimate is one.
     least = SCALE * (8 * (width + 4) + positions.size // _LEAST_GAIN)
-    if native.kernels is not None:
-        places = np.ascontiguousarray(positions, np.uint32)
-        rising = np.frombuffer(native.kernels.choose(base, width, places, _MOST, least), "<u8").tolist()
-    else:
-        rising = cut_classes(base, positions, width, _MOST_IN_NUMPY, least)
-    return tuple(reversed(rising))
+    most = _MOST_IN_NUMPY if native.kernels is None else _MOST
+    return tuple(reversed(cut_classes(base, positions, width, most, least)))
 
 
 @dataclass(slots=True)

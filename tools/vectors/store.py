@@ -376,7 +376,7 @@ class Store:
             name: {"seq": head["seq"], "step": head["step"], "epoch": head["epoch"]}
             for name, head in self.heads.items()
         }
-        return {"newest": self.seq, "branches": branches, "tags": dict(self.tags)}
+        return {"newest": None if self.seq < 0 else self.seq, "branches": branches, "tags": dict(self.tags)}
 
     def sliced(self, at: Mapping[str, Any], name: str, ranges: Sequence[Sequence[int]], bits: int) -> Members:
         """The reply to `slice`, for elements of whole bytes."""

@@ -1,6 +1,6 @@
 /** Every case of the conformance suite whose profile is claimed, through the adapter. */
 import assert from "node:assert/strict";
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { after, before, test } from "node:test";
@@ -65,7 +65,14 @@ function place(path: string, spec: Case): () => void {
     cpSync(join(path, from), to);
     return to;
   });
-  return () => placed.forEach((to) => rmSync(to));
+  return () => placed.forEach((to) => {
+    rmSync(to);
+    try {
+      for (let directory = dirname(to); directory !== "/tmp"; directory = dirname(directory)) rmdirSync(directory);
+    } catch {
+      // Not empty: another file of the case lies there.
+    }
+  });
 }
 
 findCases(CASES).forEach((path, i) => {

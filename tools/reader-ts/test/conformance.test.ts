@@ -49,9 +49,10 @@ after(async () => {
 /** A copy of the case's store, with what is gzipped unpacked; an empty place where there is none. */
 function prepare(path: string, spec: Case, name: string): string {
   const store = join(scratch, name);
-  const source = join(spec.store === undefined ? path : join(CASES, spec.store), "store");
+  const owner = spec.store === undefined ? path : join(CASES, spec.store);
+  const source = join(owner, "store");
   if (existsSync(source)) cpSync(source, store, { recursive: true });
-  for (const key of spec.gzip ?? []) {
+  for (const key of json<Case>(join(owner, "case.json")).gzip ?? []) {
     writeFileSync(join(store, key), gunzipSync(readFileSync(join(store, `${key}.gz`))));
     rmSync(join(store, `${key}.gz`));
   }

@@ -275,21 +275,29 @@ def _alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _placed(path: Path, source: Path) -> Iterator[None]:
-    """A file outside the store, for the time of a case; its directory is the suite's alone."""
+    """A file outside the store, for the time of a case; directories below `/tmp` are the suite's alone."""
+    directories = [parent for parent in reversed(path.parents) if len(parent.parts) > 2]
     try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        found = path.parent.lstat()
-    except OSError as error:
-        raise PlaceError(f"{path.parent} cannot be made: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
-        raise PlaceError(f"{path.parent} is somebody else's, or no directory")
-    try:
+        for directory in directories:
+            _own_directory(directory)
         path.write_bytes(source.read_bytes())
         yield
     finally:
-        path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            path.parent.rmdir()
+            path.unlink(missing_ok=True)
+            for directory in reversed(directories):
+                directory.rmdir()
+
+
+def _own_directory(path: Path) -> None:
+    """Make it where it is not; refuse to use one that others could change."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise PlaceError(f"{path} cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
+        raise PlaceError(f"{path} is somebody else's, or no directory")
 
 
 @contextlib.contextmanager

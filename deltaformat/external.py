@@ -12,7 +12,7 @@ __all__ = ["HubFile", "check_external_url", "parse_hub_url"]
 
 _MAX_URL = 4_096
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_HUB = re.compile(rf"hf://({_NAME})/({_NAME})@([0-9a-f]{{40}})/([^\x00-\x1f\x7f\\?#%]+)")
+_HUB = re.compile(rf"hf://({_NAME})/({_NAME})@([0-9a-f]{{40}})/([^\x00-\x1f\x7f-\x9f\\?#%]+)")
 _ODD = re.compile(r"[\x00-\x20\x7f-\U0010ffff\\\[\]]|%00")
 
 

@@ -53,17 +53,18 @@ def parse_object(
         raise LimitError(
             ErrorCode.LIMIT_EXCEEDED, f"has {len(data)} bytes, at most {limit} are allowed", where=where
         )
-    if data.count(b"{") + data.count(b"[") > max_containers:
-        raise LimitError(
-            ErrorCode.LIMIT_EXCEEDED, f"holds more than {max_containers} objects and arrays", where=where
-        )
     if data.startswith(b"\xef\xbb\xbf"):
         raise _invalid("begins with a byte order mark", where)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _invalid(f"is not valid UTF-8 at byte {error.start}", where) from None
-    _check_depth(text, where)  # DF-JSN-01: before a recursive parser sees it
+    brackets = _NO_BRACKETS.sub("", text)
+    if brackets.count("{") + brackets.count("[") > max_containers:
+        raise LimitError(
+            ErrorCode.LIMIT_EXCEEDED, f"holds more than {max_containers} objects and arrays", where=where
+        )
+    _check_depth(brackets, where)  # DF-JSN-01: before a recursive parser sees it
     try:
         value = json.loads(
             text,
@@ -160,9 +161,9 @@ def check_user_value(value: object, *, where: str, depth: int = MAX_DEPTH - 1) -
         raise _input(f"a value of type {type(value).__name__} is not JSON", where)
 
 
-def _check_depth(text: str, where: str) -> None:
+def _check_depth(brackets: str, where: str) -> None:
     depth = 0
-    for bracket in _NO_BRACKETS.sub("", text):
+    for bracket in brackets:
         if bracket in "[{":
             depth += 1
             if depth > MAX_DEPTH:

@@ -149,13 +149,13 @@ class Log:
             InconsistentError: It is void (record-void, DF-LOG-04).
         """
         record = self.record(seq)
-        reason = self._why_void(record)
-        if reason is not None:
-            raise InconsistentError(ErrorCode.RECORD_VOID, f"is void: {reason}", where=record_key(seq))
-        if not isinstance(record, Commit):
+        if not isinstance(record, Commit):  # DF-RD-04: void or not
             raise MissingError(
                 ErrorCode.VERSION_MISSING, f"is a {record.kind}, not a commit", where=record_key(seq)
             )
+        reason = self._why_void(record)
+        if reason is not None:
+            raise InconsistentError(ErrorCode.RECORD_VOID, f"is void: {reason}", where=record_key(seq))
         return record
 
     def find_step(self, head: Head, step: int) -> Commit:

@@ -27,7 +27,7 @@ from deltaformat.errors import (
 from deltaformat.fields import MANIFEST, check_natural, check_requires, is_natural, split_members
 from deltaformat.keys import KeyKind, parse_key
 from deltaformat.mapcheck import check_map, check_packs, gaps_of, offsets_of
-from deltaformat.packs import ExternalRef, FileRef, PackEntry, PackRef
+from deltaformat.packs import MAX_OBJECT_BYTES, ExternalRef, FileRef, PackEntry, PackRef
 from deltaformat.paths import check_sidecar_path
 from deltaformat.versionmap import MAX_PACKS, MAX_TENSORS, VersionMap
 
@@ -43,7 +43,7 @@ _ZSTD = zstandard.ZstdCompressionParameters.from_level(5, window_log=26)
 MAX_METADATA_BYTES = 1 << 27
 """Enough for a million packs. As JSON in memory it may take ten times as much (DF-LIM-02)."""
 
-_MAX_OBJECTS = 2 * MAX_PACKS
+_MAX_OBJECTS = 1 << 22
 _PER_BLOCK = ("digest", "fresh", "depth")
 _PER_PIECE = ("pack", "gap", "length", "encoding")
 _BYTES_PER_PIECE = 4 + 8 + 4 + 1
@@ -310,6 +310,10 @@ def _files(entries: list[dict[str, Any]], where: str) -> tuple[FileRef, ...]:
     for members in entries:
         path, key = _text(members, "path", where), _text(members, "key", where)
         size = _size(members, where)
+        if size > MAX_OBJECT_BYTES:
+            raise LimitError(
+                ErrorCode.LIMIT_EXCEEDED, f"a sidecar file exceeds {MAX_OBJECT_BYTES} bytes", where=where
+            )
         check_sidecar_path(path, where=where)
         if parse_key(key, where=where).kind is not KeyKind.FILE:
             raise _value("a file's key is not one of a file", where)

@@ -41,6 +41,8 @@ def test_a_hub_file_at_a_commit_is_allowed():
         GOOD + "#x",
         GOOD + "\n",
         GOOD + "\0",
+        GOOD + "\x7f",
+        GOOD + "\x85",
         GOOD.replace("a b/", "a\\b/"),
         GOOD + "x" * 5_000,
         f"hf://org/model@{REVISION}",

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -282,20 +283,26 @@ def test_integers_as_written() -> None:
                 split_members(members, {"a": "integer"}, where="")
 
 
+def test_brackets_in_strings_are_no_containers() -> None:
+    """DF-LIM-01: what is counted are objects and arrays."""
+    data = b'{"a":"' + b"[" * 50 + b'\\"{","b":[[],{}]}'
+    assert parse_object(data, where="", limit=LIMIT, max_containers=4)["b"] == [[], {}]
+    with pytest.raises(LimitError, match="objects and arrays"):
+        parse_object(data, where="", limit=LIMIT, max_containers=3)
+
+
 def test_requires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DF-VER-01: an unknown feature is refused and named; a name outside the grammar is malformed."""
+    """DF-VER-01: an unknown feature is refused and named, as is a string outside the grammar."""
     assert check_requires([], where="") == ()
     monkeypatch.setattr("deltaformat.fields.KNOWN_FEATURES", frozenset({"known"}))
     assert check_requires(["known", "known"], where="") == ("known", "known")
     with pytest.raises(UnsupportedError, match=r"'shiny-2\.0'") as caught:
         check_requires(["known", "shiny-2.0"], where="")
     assert caught.value.code is ErrorCode.FEATURE_UNKNOWN
-    for name in ("", "Shiny", "-a", "a b", "a" * 65, "é", "a\n"):
-        with pytest.raises(MalformedError) as malformed:
-            check_requires(["shiny", name], where="")
-        assert malformed.value.code is ErrorCode.VALUE_INVALID
-    with pytest.raises(UnsupportedError):
-        check_requires(["a" * 64], where="")
+    for name in ("", "Shiny", "-a", "a b", "a" * 65, "é", "a\n", "a" * 64):
+        with pytest.raises(UnsupportedError, match=re.escape(repr(name[:80]))) as caught:
+            check_requires(["known", name], where="")
+        assert caught.value.code is ErrorCode.FEATURE_UNKNOWN
 
 
 def test_value_checks() -> None:

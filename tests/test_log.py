@@ -168,6 +168,26 @@ def test_find_step(maker: LogMaker) -> None:
     assert log.judged(3).step == 30
 
 
+@pytest.mark.parametrize("newest", [b"", b"{}", b'{"kind":"merge"}'])
+def test_by_seq_whatever_the_newest_record_holds(maker: LogMaker, newest: bytes) -> None:
+    """DF-RD-04."""
+    storage = stored(maker)
+    storage.put(record_key(len(maker.datas) - 1), newest)
+    log = new_log(storage)
+    assert [log.judged(seq).step for seq in (1, 3, 8)] == [10, 30, 21]
+    with pytest.raises(MalformedError):
+        log.tail()
+
+
+def test_void_records_that_are_no_commits(maker: LogMaker) -> None:
+    """DF-RD-04: by seq they are missing versions, as valid ones are."""
+    tag = maker.draft(Tag, name="new", target=1)
+    void = maker.add_void(replace(tag, target=0))
+    with pytest.raises(MissingError, match="is a tag, not a commit") as missing:
+        new_log(stored(maker)).judged(void.seq)
+    assert missing.value.code is ErrorCode.VERSION_MISSING
+
+
 def test_judged(maker: LogMaker) -> None:
     """DF-LOG-04: by seq only what is a valid commit."""
     maker.void_commit()

@@ -436,7 +436,7 @@ MEMBERS = {
     "a member of another type (DF-JSN-01)": (metadata(packs={}), "json-invalid"),
     "another format (DF-DSC-02)": (metadata(format="deltaformat-manifest/2", packs=...), "format-unknown"),
     "an unknown feature (DF-VER-01)": (metadata(requires=["chains-of-trees"]), "feature-unknown"),
-    "no feature name (DF-VER-01)": (metadata(requires=["X"]), "value-invalid"),
+    "no feature name (DF-VER-01)": (metadata(requires=["X"]), "feature-unknown"),
     "another digest (DF-MAN-09)": (metadata(digest="blake3-256"), "parts-disagree"),
     "another block size (DF-MAN-09)": (metadata(block_bytes=512), "parts-disagree"),
     "another parent (DF-MAN-09)": (metadata(parent=4), "parts-disagree"),

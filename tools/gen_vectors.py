@@ -18,10 +18,12 @@ from pathlib import Path
 
 from vectors import (
     cases_arrow,
+    cases_by_seq,
     cases_content,
     cases_external,
     cases_follow,
     cases_json,
+    cases_limits,
     cases_log,
     cases_manifest,
     cases_names,
@@ -30,6 +32,7 @@ from vectors import (
     cases_reading,
     cases_records,
     cases_sparse,
+    cases_urls,
     cases_void,
     cases_write,
     frames,
@@ -49,11 +52,14 @@ AREAS = (
     cases_paths,
     cases_log,
     cases_void,
+    cases_by_seq,
     cases_records,
     cases_json,
+    cases_limits,
     cases_reading,
     cases_follow,
     cases_external,
+    cases_urls,
     cases_write,
 )
 

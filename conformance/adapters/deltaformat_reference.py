@@ -133,7 +133,7 @@ def follow(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def newest(store: df.Store) -> int:
-    """The newest record's number."""
+    """The newest record's number; -1 where there is none."""
     return store._context.log.tail().seq
 
 
@@ -152,7 +152,8 @@ def state(request: Mapping[str, Any]) -> dict[str, Any]:
         name: {"seq": head.seq, "step": head.step, "epoch": head.epoch}
         for name, head in store.branches().items()
     }
-    return {"newest": newest(store), "branches": branches, "tags": store.tags()}
+    seq = newest(store)
+    return {"newest": None if seq < 0 else seq, "branches": branches, "tags": store.tags()}
 
 
 def write(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class Column:
     validity: bytes | None = None
     dictionary: bool = False
     metadata: dict[bytes, bytes] = field(default_factory=dict)
+    child_metadata: dict[bytes, bytes] = field(default_factory=dict)
 
     def with_rows(self, rows: Sequence[Any]) -> Column:
         """The same column with other rows."""
@@ -156,9 +157,15 @@ def _field(column: Column) -> _Table:
         code = _LARGE_LIST if column.kind.startswith("large:") else _LIST
         type_: _Table = _Table({})
         child_code, child_type = _type(column.kind.split(":", 1 + (code == _LARGE_LIST))[-1])
-        children = [
-            _Table({0: column.child.encode(), 1: _Scalar("B", 1), 2: _Scalar("B", child_code), 3: child_type})
-        ]
+        child: dict[int, object] = {
+            0: column.child.encode(),
+            1: _Scalar("B", 1),
+            2: _Scalar("B", child_code),
+            3: child_type,
+        }
+        if column.child_metadata:
+            child[6] = _key_values(list(column.child_metadata.items()))
+        children = [_Table(child)]
     else:
         code, type_ = _type(column.kind)
     slots: dict[int, object] = {
@@ -247,6 +254,8 @@ def arrow_file(
     empty_at: int | None = None,
     align: int = 8,
     rows: int | None = None,
+    first_columns: Sequence[Column] | None = None,
+    first_metadata: Sequence[tuple[bytes, bytes]] | None = None,
 ) -> bytes:
     """A file of one record batch; the options make it what SPEC 11.1 refuses (and `align` what it does not).
 
@@ -265,13 +274,23 @@ def arrow_file(
         empty_at: Where buffers without bytes are said to begin; by default behind the one before.
         align: Multiple at which buffers begin.
         rows: The number of rows that the batch states.
+        first_columns: Those of the schema in the file's first message, if others than the footer's.
+        first_metadata: That schema's custom metadata, if another than the footer's.
     """
-    schema_slots: dict[int, object] = {
-        0: _Scalar("h", int(big_endian)),
-        1: [_field(column) for column in columns],
-        2: _key_values(metadata),
-    }
-    schema = _Table(schema_slots)
+
+    def schema_of(fields: Sequence[Column], entries: Sequence[tuple[bytes, bytes]]) -> _Table:
+        slots: dict[int, object] = {
+            0: _Scalar("h", int(big_endian)),
+            1: [_field(column) for column in fields],
+            2: _key_values(entries),
+        }
+        return _Table(slots)
+
+    schema = schema_of(columns, metadata)
+    first = schema_of(
+        columns if first_columns is None else first_columns,
+        metadata if first_metadata is None else first_metadata,
+    )
     nodes: list[bytes] = []
     parts: list[bytes] = []
     for column in columns:
@@ -296,7 +315,7 @@ def arrow_file(
         slots[3] = _Table({0: _Scalar("b", 1), 1: _Scalar("b", 0)})
     custom = _key_values([(b"key", b"value")])
     batch = _message(_RECORD_BATCH, _Table(slots), body, version, custom if message_metadata else [])
-    out = b"ARROW1\0\0" + _enclosed(_message(_SCHEMA, schema, b"", version, []))
+    out = b"ARROW1\0\0" + _enclosed(_message(_SCHEMA, first, b"", version, []))
     blocks = []
     for _ in range(batches):
         blocks.append(struct.pack("<qiiq", len(out), len(batch) + 8, 0, len(body)))

@@ -9,8 +9,9 @@ from vectors.arrowfile import Column
 from vectors.cases_manifest import Hooks, columns_hook, one_step
 from vectors.faults import MANIFEST
 from vectors.primitives import frame
+from vectors.store import COLUMNS
 from vectors.suite import Suite
-from vectors.weights import without
+from vectors.weights import put, without
 
 __all__ = ["add"]
 
@@ -19,6 +20,7 @@ ONE = "valid/manifest/one-step"
 
 def add(suite: Suite) -> None:
     """All of them."""
+    _accepted(suite)
     _arrow(suite, ONE)
     _frames(suite, ONE)
 
@@ -87,6 +89,12 @@ def _arrow(suite: Suite, base: str) -> None:
         "a field has custom metadata: an extension type",
         columns_hook(lambda c: setattr(c["dtype"], "metadata", {b"ARROW:extension:name": b"x"})),
     )
+    fault(
+        "child-metadata",
+        "the entries of a list column have custom metadata",
+        columns_hook(lambda c: setattr(c["shape"], "child_metadata", {b"key": b"value"})),
+    )
+    _unknown_columns(fault)
     fault("two-batches", "two record batches", _options(batches=2))
     fault("no-batch", "no record batch", _options(batches=0))
     fault("dictionary-batch", "the footer lists a dictionary", _options(dictionary_blocks=True))
@@ -109,6 +117,19 @@ def _arrow(suite: Suite, base: str) -> None:
         "the schema has the entry `deltaformat` twice",
         {"arrow:1": lambda o: o | {"metadata": o["metadata"] * 2}},
     )
+    fault(
+        "entry-in-first-schema-only",
+        "the schema of the first message has the entry `deltaformat`, the footer's has not",
+        {"arrow:1": lambda o: o | {"metadata": [], "first_metadata": o["metadata"]}},
+    )
+    fault(
+        "column-in-first-schema-only",
+        "the schema of the first message has the column `fresh`, the footer's calls it `frish`",
+        {
+            **columns_hook(lambda c: setattr(c["fresh"], "name", "frish")),
+            "arrow:1": put(first_columns=_columns()),
+        },
+    )
     fault("not-arrow", "a manifest of 100 zeros", {"content:1": lambda c: bytes(100)})
     fault("empty", "a manifest of no bytes", {"content:1": lambda c: b""})
     fault("cut", "the Arrow file lacks its last 8 bytes", {"content:1": lambda c: c[:-8]})
@@ -121,6 +142,59 @@ def _arrow(suite: Suite, base: str) -> None:
         "footer-length",
         "the footer's length leads beyond the file",
         {"content:1": lambda c: c[:-10] + b"\xff\xff\xff\x7f" + c[-6:]},
+    )
+
+
+def _unknown_columns(fault: Callable[[str, str, Hooks], None]) -> None:
+    """What no column may have, in columns that SPEC.md does not know."""
+
+    def column(**members: Any) -> Hooks:
+        def more(columns: dict[str, Column]) -> None:
+            columns["note"] = Column("note", "utf8", ["x", "y"], **members)
+            if "child_metadata" in members:
+                columns["note"] = Column("note", "list:uint8", [[1], []], **members)
+
+        return columns_hook(more)
+
+    pair = {b"key": b"value"}
+    fault("unknown-column-metadata", "an unknown column has custom metadata", column(metadata=pair))
+    fault(
+        "unknown-column-child-metadata",
+        "the entries of an unknown list column have custom metadata",
+        column(child_metadata=pair),
+    )
+    fault("unknown-column-dictionary", "an unknown column is dictionary-encoded", column(dictionary=True))
+
+
+def _columns(prefix: str = "") -> list[Column]:
+    """For a schema: names and types without rows."""
+    return [Column(prefix + name, kind, []) for name, kind in COLUMNS.items()]
+
+
+def _accepted(suite: Suite) -> None:
+    def accept(name: str, title: str, hooks: Hooks) -> None:
+        suite.valid(
+            f"manifest/{name}", title, one_step(hooks), "DF-MAN-01", flags=["must-accept", "manifest"]
+        )
+
+    accept(
+        "other-entries",
+        "the schema's custom metadata has other entries beside `deltaformat`",
+        {
+            "arrow:1": lambda o: (
+                o | {"metadata": [(b"pandas", b"{}"), *o["metadata"], (b"", b"\xff"), (b"Deltaformat", b"")]}
+            )
+        },
+    )
+    accept(
+        "first-schema-without-entry",
+        "the schema of the first message lacks the entry `deltaformat`; the footer's counts",
+        {"arrow:1": put(first_metadata=[])},
+    )
+    accept(
+        "first-schema-of-other-names",
+        "the schema of the first message names the columns otherwise; the footer's counts",
+        {"arrow:1": put(first_columns=_columns("c-"))},
     )
 
 

@@ -8,13 +8,12 @@ from typing import Any
 from vectors.cases_reading import FULL
 from vectors.content import NOT_FRESH, External, Tensor
 from vectors.faults import CORRUPT, MANIFEST, MISSING
-from vectors.payloads import RAW
 from vectors.primitives import sha256
 from vectors.store import Store
 from vectors.suite import Suite
 from vectors.weights import noise
 
-__all__ = ["add"]
+__all__ = ["DATA", "REFUSED", "ZONE", "add", "external_store"]
 
 
 def add(suite: Suite) -> None:
@@ -23,27 +22,26 @@ def add(suite: Suite) -> None:
 
 
 ZONE = "/tmp/deltaformat-conformance-7f3a"
+DATA = noise(700, 95)
+REFUSED = ("UNSAFE", "external-refused")
+
+
+def external_store(url: str, *, copy: bytes | None = None, hooks: Any = None) -> Store:
+    """A version of `own`, in a pack, and `w`, in an external object of the bytes DATA."""
+    made = Store(hooks=hooks)
+    made.claim()
+    external = External(url, DATA)
+    version = made.keyframe({"own": ("U8", [4], b"abcd")})
+    pieces = [[external.piece(start, min(256, 700 - start))] for start in (100, 356, 612)]
+    version.tensors["w"] = Tensor("U8", [600], DATA[100:], pieces, [NOT_FRESH] * 3)
+    made.commit(version)
+    if copy is not None:
+        made.objects[f"packs/external/{sha256(DATA)}"] = copy
+    return made
 
 
 def _external(suite: Suite) -> None:
-    data = noise(700, 95)
-
-    def store(
-        url: str, *, copy: bytes | None = None, encoding: int = RAW, hooks: Any = None, content: bytes = data
-    ) -> Store:
-        made = Store(hooks=hooks)
-        made.claim()
-        external = External(url, data)
-        version = made.keyframe({"own": ("U8", [4], b"abcd")})
-        pieces = [[external.piece(start, min(256, 700 - start), encoding)] for start in range(100, 700, 256)]
-        pieces[-1] = [external.piece(612, 88, encoding)]
-        version.tensors["w"] = Tensor("U8", [600], content[100:700], pieces, [NOT_FRESH] * 3)
-        made.commit(version)
-        if copy is not None:
-            made.objects[f"packs/external/{sha256(data)}"] = copy
-        return made
-
-    refused = ("UNSAFE", "external-refused")
+    data, store, refused = DATA, external_store, REFUSED
     base = suite.valid(
         "external/refused-with-copy",
         "a URL that is not allowed; the store has a copy of the object",
@@ -88,6 +86,8 @@ def _external(suite: Suite) -> None:
         ("hf-percent", f"hf://org/model@{revision}/a%2fb"),
         ("hf-backslash", f"hf://org/model@{revision}/a\\b"),
         ("hf-control", f"hf://org/model@{revision}/a\nb"),
+        ("hf-delete", f"hf://org/model@{revision}/a\x7fb"),
+        ("hf-c1-control", f"hf://org/model@{revision}/a\x85b"),
         ("hf-namespace", f"hf://-org/model@{revision}/a"),
         ("hf-long-name", f"hf://org/{'m' * 97}@{revision}/a"),
         ("hf-too-long", f"hf://org/model@{revision}/" + "a" * 4096),
@@ -110,6 +110,7 @@ def _external(suite: Suite) -> None:
         ("prefix-of-other-host", ["https://models.example.org/"]),
         ("prefix-of-other-case", ["https://models.example/A/"]),
         ("prefix-empty", [""]),
+        ("prefix-longer", ["https://models.example/a/base.safetensors/"]),
     ):
         suite.invalid(
             f"external/{name}",
@@ -136,6 +137,24 @@ def _external(suite: Suite) -> None:
         store("https://models.example/a/base.safetensors", copy=data[:600]),
         ("CORRUPT", "size-mismatch"),
         "DF-EXT-03",
+    )
+
+    suite.invalid(
+        "external/size-beyond-1-tib",
+        base,
+        "the entry states a size of 2^40 + 1",
+        external_store(
+            "https://models.example/a/base.safetensors",
+            copy=data,
+            hooks={
+                "meta:1": lambda m: (
+                    m | {"packs": [p | {"size": 2**40 + 1} if "url" in p else p for p in m["packs"]]}
+                )
+            },
+        ),
+        ("LIMIT", "limit-exceeded"),
+        "DF-LIM-01",
+        "DF-LIM-02",
     )
 
     def with_entry(change_: Callable[[dict[str, Any]], Any]) -> Store:

@@ -260,6 +260,32 @@ def _metadata(suite: Suite, base: str) -> None:
         "DF-VER-01",
     )
     fault(
+        "requires-no-name",
+        "`requires` holds a string that is no feature's name: unknown all the same",
+        put(requires=["Quantum Blocks"]),
+        ("UNSUPPORTED", "feature-unknown"),
+        "DF-VER-01",
+    )
+    # Grammar comes before any comparison: these are not INCONSISTENT.
+    for name, value in (("parent", -1), ("block_bytes", -256)):
+        fault(
+            f"{name.replace('_', '-')}-negative",
+            f"`{name}` is {value}",
+            put(**{name: value}),
+            VALUE,
+            "DF-MAN-09",
+        )
+    fault("parent-beyond", "`parent` is 2^53", put(parent=2**53), JSON, "DF-MAN-09")
+    fault("parent-text", '`parent` is "0"', put(parent="0"), JSON, "DF-MAN-09")
+    fault(
+        "file-size-beyond-1-tib",
+        "a sidecar file's size is 2^40 + 1",
+        lambda m: m | {"files": [m["files"][0] | {"size": 2**40 + 1}, *m["files"][1:]]},
+        ("LIMIT", "limit-exceeded"),
+        "DF-LIM-01",
+        "DF-LIM-02",
+    )
+    fault(
         "format-2-and-nothing-else",
         "another format, and no other member: format is checked first",
         lambda m: {"format": "deltaformat-manifest/2"},

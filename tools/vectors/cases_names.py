@@ -43,6 +43,9 @@ def _names(suite: Suite) -> None:
         " ",
         "x" * 4000,
         "\ufeffbom",
+        "\ufffe",
+        "\ufdd0",
+        "\U0010ffff",
         "constructor",
         "__proto__",
     ]

@@ -125,6 +125,36 @@ def _faults(suite: Suite) -> None:
             JSON,
         )
     fault("epoch-negative", "`epoch` is -1", put(epoch=-1), VALUE)
+    for name, value in (("epoch", 2**53), ("last_tag", -1), ("pid", 2**53), ("pid", -(2**53))):
+        fault(
+            f"{name.replace('_', '-')}-{'beyond' if value > 0 else 'below'}",
+            f"`{name}` is {value}",
+            put(**{name: value}),
+            VALUE if value == -1 else JSON,
+        )
+    # Grammar comes before any comparison: these are not INCONSISTENT.
+    fault("seq-negative", "the newest record says that it is record -1", put(seq=-1), VALUE, "DF-LOG-02")
+    fault("seq-text", 'the newest record says that it is record "5"', put(seq="5"), JSON, "DF-LOG-02")
+    fault("seq-beyond", "the newest record says that it is record 2^53", put(seq=2**53), JSON, "DF-LOG-02")
+    fault(
+        "seq-negative-in-heads",
+        "the seq of a head is -1",
+        lambda r: r | {"heads": r["heads"] | {"main": r["heads"]["main"] | {"seq": -1}}},
+        VALUE,
+    )
+    for name, feature, words in (
+        ("space", "Time Travel", "with capitals and a space"),
+        ("empty", "", "that is empty"),
+        ("long", "x" * 65, "of 65 characters"),
+        ("path", "../x", "that is a path"),
+    ):
+        fault(
+            f"requires-{name}",
+            f"the newest record requires a feature {words}: outside the grammar, so unknown",
+            put(requires=[feature]),
+            ("UNSUPPORTED", "feature-unknown"),
+            "DF-VER-01",
+        )
     for name, branch in (
         ("empty", ""),
         ("dash-first", "-x"),
@@ -231,6 +261,7 @@ def _faults(suite: Suite) -> None:
     commit("step-negative", "the step is -1", put(step=-1), VALUE, "DF-JSN-01")
     commit("step-too-large", "the step is 2^53", put(step=2**53), JSON, "DF-JSN-01")
     commit("root-short", "the root lacks a digit", lambda r: r | {"root": r["root"][:-1]}, VALUE, "DF-DIG-04")
+    _roots(suite, commit)
     commit("metadata-an-array", "`metadata` is an array", put(metadata=[]), JSON, "DF-JSN-01")
     commit("ancestors-flat", "`ancestors` is an array of numbers", put(ancestors=[1]), JSON, "DF-JSN-01")
     commit(
@@ -242,6 +273,14 @@ def _faults(suite: Suite) -> None:
         "DF-LIM-02",
     )
 
+    commit(
+        "objects-dropped-beyond-1-tib",
+        "an entry of `objects_dropped` has a size of 2^40 + 1",
+        put(objects_dropped=[_dropped(2**40 + 1)]),
+        ("LIMIT", "limit-exceeded"),
+        "DF-LIM-01",
+        "DF-LIM-02",
+    )
     for place in ("objects_added", "manifests"):
         commit(
             f"{place.replace('_', '-')}-beyond-1-tib",
@@ -252,6 +291,8 @@ def _faults(suite: Suite) -> None:
             "DF-LIM-02",
         )
 
+    _accepted_commits(suite)
+    _first_record(suite)
     taken = dict(_one_commit({}).objects)
     taken[f"log/{2:020}.json/x"] = b"x"
     suite.invalid(
@@ -286,8 +327,103 @@ def _faults(suite: Suite) -> None:
         )
 
 
-def _oversized(place: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda record: record | {place: [record[place][0] | {"size": 2**40 + 1}]}
+def _dropped(size: int) -> dict[str, Any]:
+    return {"key": f"packs/{0:020}/{'ab' * 32}.safetensors", "size": size}
+
+
+def _roots(suite: Suite, commit: Callable[..., None]) -> None:
+    """SPEC 7.1: the printed form, which is judged where a record is read."""
+
+    def root(of: str, by: str) -> Callable[[dict[str, Any]], Any]:
+        return lambda r: r | {"root": r["root"].replace(of, by, 1)}
+
+    for name, words, of, by in (
+        ("df2", "begins with df2", "df1:", "df2:"),
+        ("block-size-odd", "states blocks of 257 bytes", ":256:", ":257:"),
+        ("block-size-small", "states blocks of 128 bytes", ":256:", ":128:"),
+        ("block-size-large", "states blocks of 128 MiB", ":256:", f":{2**27}:"),
+        ("block-size-huge", "states a block size of 400 digits", ":256:", f":{'1' * 400}:"),
+        ("block-size-0256", "states a block size with a leading zero", ":256:", ":0256:"),
+        ("block-size-empty", "states no block size", ":256:", "::"),
+        ("digest-capitals", "has capitals in its digest's name", "xxh3", "XXH3"),
+        ("digest-dot", "has a dot in its digest's name", "xxh3-128", "xxh.3-128"),
+        ("digest-empty", "has no digest's name", "xxh3-128", ""),
+        ("digest-long", "has a digest's name of 256 characters", "xxh3-128", "x" * 256),
+        ("line-break", "has a line break before it", "df1", "\ndf1"),
+    ):
+        commit(f"root-{name}", f"the root {words}", root(of, by), VALUE, "DF-DIG-04")
+    for name, by in (("unknown", "md5"), ("long", "x" * 255), ("dash", "-")):
+        commit(
+            f"root-digest-{name}" if name != "long" else "root-digest-of-255",
+            f"the root's digest is {by[:8]!r}, {len(by)} characters: of the form, and unknown",
+            root("xxh3-128", by),
+            ("UNSUPPORTED", "digest-unknown"),
+            "DF-DIG-04",
+            "DF-DSC-02",
+        )
+    suite.valid(
+        "log/root-of-others",
+        "a root of another digest and block size: compared only when its version is opened",
+        _one_commit({"record:1": lambda r: r | {"root": f"df1:blake3-256:{2**26}:{'ab' * 32}"}}),
+        "DF-DIG-04",
+        op="state",
+        flags=["log", "must-accept"],
+    )
+
+
+def _accepted_commits(suite: Suite) -> None:
+    """Commits that look odd; their state is asked for."""
+    for name, title, change_ in (
+        (
+            "commit-of-1-tib",
+            "an added and a dropped object of 2^40 bytes, the most there may be",
+            lambda r: _oversized("objects_added", 2**40)(r) | {"objects_dropped": [_dropped(2**40)]},
+        ),
+        (
+            "commit-adds-and-drops",
+            "an object is both added and dropped",
+            lambda r: r | {"objects_dropped": r["objects_added"]},
+        ),
+    ):
+        suite.valid(
+            f"log/{name}",
+            title,
+            _one_commit({"record:1": change_}),
+            "DF-LOG-11",
+            "DF-LIM-01",
+            op="state",
+            flags=["log", "must-accept"],
+        )
+
+
+def _first_record(suite: Suite) -> None:
+    """`prev` of record 0."""
+
+    def store(hooks: Any = None) -> Store:
+        made = Store(hooks=hooks)
+        made.claim()
+        return made
+
+    one = suite.valid(
+        "log/one-claim",
+        "a claim and nothing else",
+        store(),
+        "DF-LOG-02",
+        op="state",
+        flags=["log"],
+    )
+    suite.invalid(
+        "log/first-with-prev",
+        one,
+        "`prev` of record 0 is a hash",
+        store({"record:0": put(prev="ab" * 32)}),
+        ("CORRUPT", "chain-broken"),
+        "DF-LOG-02",
+    )
+
+
+def _oversized(place: str, size: int = 2**40 + 1) -> Callable[[dict[str, Any]], Any]:
+    return lambda record: record | {place: [record[place][0] | {"size": size}]}
 
 
 def _one_commit(hooks: Any) -> Store:

@@ -16,7 +16,7 @@ from vectors.content import NOT_FRESH, PAYLOAD, External, Members, Pack, Tensor,
 from vectors.payloads import RAW
 from vectors.primitives import block_digest, blocks_of, dump, frame, leaf, root, seal, sha256
 
-__all__ = ["TIME", "Hook", "Store"]
+__all__ = ["COLUMNS", "TIME", "Hook", "Store"]
 
 TIME = "2026-01-01T00:00:00Z"
 UUID = "0123456789abcdef0123456789abcdef"
@@ -283,7 +283,7 @@ class Store:
     ) -> bytes:
         packs: list[Pack | External] = []
         ends: dict[int, int] = {}
-        rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
         for name in names:
             tensor = version.tensors[name]
             pieces = [piece for chain in tensor.chains for piece in chain]
@@ -309,7 +309,7 @@ class Store:
             }
             for column, value in row.items():
                 rows[column].append(value)
-        kinds = {**_COLUMNS, "digest": f"list:fixed:{16 if self.digest == 'xxh3-128' else 32}"}
+        kinds = {**COLUMNS, "digest": f"list:fixed:{16 if self.digest == 'xxh3-128' else 32}"}
         columns = self._hooked(f"columns:{place}", [Column(n, kind, rows[n]) for n, kind in kinds.items()])
         files = version.files if with_files else {}
         meta: Any = {
@@ -376,7 +376,7 @@ class Store:
             name: {"seq": head["seq"], "step": head["step"], "epoch": head["epoch"]}
             for name, head in self.heads.items()
         }
-        return {"newest": self.seq, "branches": branches, "tags": dict(self.tags)}
+        return {"newest": None if self.seq < 0 else self.seq, "branches": branches, "tags": dict(self.tags)}
 
     def sliced(self, at: Mapping[str, Any], name: str, ranges: Sequence[Sequence[int]], bits: int) -> Members:
         """The reply to `slice`, for elements of whole bytes."""
@@ -400,7 +400,7 @@ class Store:
         }
 
 
-_COLUMNS = {
+COLUMNS = {
     "name": "utf8",
     "dtype": "utf8",
     "shape": "list:int64",

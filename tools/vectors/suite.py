@@ -15,7 +15,7 @@ from vectors.store import Store
 
 __all__ = ["Case", "Suite"]
 
-_GZIP_FROM = 8 << 10
+_GZIP_FROM = 2 << 10
 MAIN: Mapping[str, Any] = {"branch": "main"}
 
 

@@ -35,7 +35,7 @@ function invalid(message: string): never {
  */
 class Parser {
   private at = 0;
-  private containers = 0;
+  containers = 0;
   private values = 0;
 
   constructor(private readonly text: string, private readonly bounds: JsonBounds) {}
@@ -176,9 +176,15 @@ export function decodeUtf8(bytes: Uint8Array): string | null {
 }
 
 export function parseJson(bytes: Uint8Array, bounds: JsonBounds = {}): JsonObject {
+  return parseCounted(bytes, bounds).object;
+}
+
+/** The object, and how many objects and arrays it is made of. */
+export function parseCounted(bytes: Uint8Array, bounds: JsonBounds): { object: JsonObject; containers: number } {
   const text = decodeUtf8(bytes);
   if (text === null) invalid("not UTF-8");
-  return new Parser(text, bounds).document();
+  const parser = new Parser(text, bounds);
+  return { object: parser.document(), containers: parser.containers };
 }
 
 export function toPlain(value: Json): PlainJson {

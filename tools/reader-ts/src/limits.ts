@@ -15,6 +15,7 @@ export interface Limits {
   tensors: number;
   packs: number;
   metadataBytes: number;
+  metadataContainers: number;
   packBytes: number;
   branches: number;
   columns: number;
@@ -35,6 +36,7 @@ export const DEFAULT_LIMITS: Readonly<Limits> = {
   tensors: 1_000_000,
   packs: 65_536,
   metadataBytes: 64 * MiB,
+  metadataContainers: 262_144,
   packBytes: 16 * GiB,
   branches: 1000,
   columns: 1024,
@@ -53,6 +55,7 @@ export const CEILINGS = {
   tensors: 16_777_216,
   packs: 1_048_576,
   metadataBytes: 128 * MiB,
+  metadataContainers: 4_194_304,
   packBytes: 1024 * GiB,
   branches: 10_000,
   columns: 4096,

@@ -22,7 +22,7 @@ export class Log {
     const bytes = await this.store.get(recordKey(seq), this.limits.recordBytes);
     if (bytes === null) fail("object-missing", `record ${seq} is missing`);
     within(bytes.length, this.limits.recordBytes, `record ${seq}`);
-    const record = parseRecord(bytes, seq, this.limits, this.hashes);
+    const record = parseRecord(bytes, seq, this.hashes);
     this.keep(record);
     return record;
   }

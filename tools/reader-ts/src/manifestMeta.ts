@@ -32,13 +32,13 @@ export interface Expected {
   readonly parent: number | null;
 }
 
-/** Not in SPEC 16: far more than packs and files of 64 MiB are, so that unknown members cannot fill the memory. */
+/** DF-LIM-02 allows a bound on all values: numbers and strings in unknown members cannot fill the memory either. */
 const MAX_VALUES = 2 ** 22;
 
 export function parseMeta(entries: readonly Uint8Array[], expected: Expected, limits: Limits): PartMeta {
   if (entries.length !== 1) badManifest(`${entries.length} metadata entries`);
   within(entries[0].length, limits.metadataBytes, "metadata of a manifest part");
-  const meta = new Fields(parseJson(entries[0], { values: MAX_VALUES }), "manifest metadata");
+  const meta = new Fields(parseJson(entries[0], { containers: limits.metadataContainers, values: MAX_VALUES }), "manifest metadata");
   if (meta.string("format") !== "deltaformat-manifest/1") fail("format-unknown", "unknown manifest format");
   checkRequires(meta);
   const digest = meta.string("digest");

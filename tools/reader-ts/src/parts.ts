@@ -6,7 +6,7 @@ import { type Limits, within } from "./limits.js";
 import { type Part, parsePart, type Tensor } from "./manifest.js";
 import type { FileEntry } from "./manifestMeta.js";
 import { exactly } from "./pieces.js";
-import { checkManifestLimits, type CommitRecord, type ManifestRef } from "./records.js";
+import { checkCommitLimits, type CommitRecord, type ManifestRef } from "./records.js";
 import { compareBytes, computeRoot } from "./root.js";
 import type { Store } from "./store.js";
 import { decompressFrame } from "./zstd.js";
@@ -48,7 +48,7 @@ export async function loadContents(
   store: Store, descriptor: Descriptor, commit: CommitRecord, limits: Limits, hashes: Hashes,
 ): Promise<Contents> {
   const { manifests, parent } = commit;
-  checkManifestLimits(manifests, limits);
+  checkCommitLimits(commit, limits);
   const expected = { digest: descriptor.digest.name, blockBytes: descriptor.blockBytes, parent };
   const parts: Part[] = [];
   let count = 0;

@@ -4,7 +4,7 @@ import { isBlockSize } from "./descriptor.js";
 import { fail, quote } from "./errors.js";
 import { checkRequires, Fields, integerEntry } from "./fields.js";
 import { DIGESTS, type Hashes, hex } from "./hash.js";
-import { type JsonObject, parseJson } from "./json.js";
+import { type JsonObject, parseCounted } from "./json.js";
 import { HEX32, HEX64, manifestKey, NAME, packOrFileKey } from "./keys.js";
 import { CEILINGS, type Limits, within } from "./limits.js";
 
@@ -27,6 +27,8 @@ interface Common {
   /** SHA-256 of the record's bytes: what the next record's `prev` must be. */
   readonly hash: string;
   readonly size: number;
+  /** Objects and arrays in it (SPEC 16). */
+  readonly containers: number;
 }
 
 export interface ManifestRef {
@@ -90,23 +92,24 @@ export interface RetireRecord extends Common {
 export type LogRecord = CommitRecord | ClaimRecord | ForkRecord | TagRecord | DropRecord | RetireRecord;
 
 const KINDS: readonly string[] = ["claim", "commit", "fork", "tag", "drop", "retire"];
-const ROOT = /^df1:([a-z0-9][a-z0-9.-]*):([1-9][0-9]{0,7}):[0-9a-f]{64}$/;
+const ROOT = /^df1:([a-z0-9-]{1,255}):([1-9][0-9]{0,7}):[0-9a-f]{64}$/;
 
-export function parseRecord(bytes: Uint8Array, seq: number, limits: Limits, hashes: Hashes): LogRecord {
+export function parseRecord(bytes: Uint8Array, seq: number, hashes: Hashes): LogRecord {
   const what = `record ${seq}`;
   checkedBody(bytes, what, hashes);
-  const fields = new Fields(parseJson(bytes, { containers: limits.recordContainers }), what);
+  const { object, containers } = parseCounted(bytes, { containers: CEILINGS.recordContainers });
+  const fields = new Fields(object, what);
   checkRequires(fields);
   const kind = fields.string("kind");
   if (!KINDS.includes(kind)) fail("format-unknown", `${what} is of the unknown kind ${quote(kind)}`); // DF-LOG-03
-  const common = readCommon(fields, limits, hex(hashes.sha256(bytes)), bytes.length);
+  const common = readCommon(fields, hex(hashes.sha256(bytes)), bytes.length, containers);
   const record = readKind(kind, fields, common);
   if (common.seq !== seq) fail("record-misplaced", `${what} says that it is record ${common.seq}`); // DF-LOG-02
   if ((common.prev === null) !== (seq === 0)) fail("chain-broken", `${what} has a prev that cannot be`);
   return record;
 }
 
-function readCommon(fields: Fields, limits: Limits, hash: string, size: number): Common {
+function readCommon(fields: Fields, hash: string, size: number, containers: number): Common {
   fields.matching("nonce", HEX32);
   fields.string("time"); // informative: any value (DF-LOG-11)
   const prev = fields.stringOrNull("prev");
@@ -114,16 +117,17 @@ function readCommon(fields: Fields, limits: Limits, hash: string, size: number):
   return {
     seq: fields.integer("seq"),
     prev,
-    heads: readHeads(fields.child("heads"), limits),
+    heads: readHeads(fields.child("heads")),
     lastTag: fields.integerOrNull("last_tag"),
     lastRetire: fields.integerOrNull("last_retire"),
     hash,
     size,
+    containers,
   };
 }
 
-function readHeads(fields: Fields, limits: Limits): Heads {
-  within(fields.object.size, limits.branches, "branches");
+function readHeads(fields: Fields): Heads {
+  within(fields.object.size, CEILINGS.branches, "branches");
   const heads = new Map<string, Head>();
   for (const [name, value] of fields.object) {
     checkName(name, "a branch");
@@ -208,7 +212,13 @@ function readCommit(fields: Fields, common: Common, branch: string): CommitRecor
  * DF-LIM-01. A record that no reader may accept is refused wherever it is met; the reader's own limits count where the
  * version is opened, so that one version that is too large for it does not hide the others.
  */
-export function checkManifestLimits(
+export function checkCommitLimits(commit: CommitRecord, limits: Limits): void {
+  within(commit.containers, limits.recordContainers, "objects and arrays in a record");
+  within(commit.heads.size, limits.branches, "branches");
+  checkManifestLimits(commit.manifests, limits);
+}
+
+function checkManifestLimits(
   manifests: readonly ManifestRef[], limits: Pick<Limits, "manifestParts" | "manifestBytes" | "manifestBytesTotal">,
 ): void {
   within(manifests.length, limits.manifestParts, "manifest parts of a version");

@@ -1,6 +1,6 @@
 /** Every case of the conformance suite whose profile is claimed, through the adapter. */
 import assert from "node:assert/strict";
-import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { after, before, test } from "node:test";
@@ -49,9 +49,10 @@ after(async () => {
 /** A copy of the case's store, with what is gzipped unpacked; an empty place where there is none. */
 function prepare(path: string, spec: Case, name: string): string {
   const store = join(scratch, name);
-  const source = join(spec.store === undefined ? path : join(CASES, spec.store), "store");
+  const owner = spec.store === undefined ? path : join(CASES, spec.store);
+  const source = join(owner, "store");
   if (existsSync(source)) cpSync(source, store, { recursive: true });
-  for (const key of spec.gzip ?? []) {
+  for (const key of json<Case>(join(owner, "case.json")).gzip ?? []) {
     writeFileSync(join(store, key), gunzipSync(readFileSync(join(store, `${key}.gz`))));
     rmSync(join(store, `${key}.gz`));
   }
@@ -65,7 +66,14 @@ function place(path: string, spec: Case): () => void {
     cpSync(join(path, from), to);
     return to;
   });
-  return () => placed.forEach((to) => rmSync(to));
+  return () => placed.forEach((to) => {
+    rmSync(to);
+    try {
+      for (let directory = dirname(to); directory !== "/tmp"; directory = dirname(directory)) rmdirSync(directory);
+    } catch {
+      // Not empty: another file of the case lies there.
+    }
+  });
 }
 
 findCases(CASES).forEach((path, i) => {

@@ -221,7 +221,7 @@ describe("limits", () => {
     builder.commit({ step: 0, tensors: [rawTensor("w", "U8", [1024], noise(1024), 256), rawTensor("v", "U8", [1], noise(1), 256)] });
     const cases = [
       { descriptorBytes: 100 }, { recordBytes: 100 }, { recordContainers: 2 }, { manifestBytes: 1000 }, { manifestParts: 0 },
-      { manifestBytesTotal: 1000 }, { tensors: 1 }, { packs: 0 }, { metadataBytes: 100 }, { packBytes: 1000 }, { branches: 0 }, { columns: 10 },
+      { manifestBytesTotal: 1000 }, { tensors: 1 }, { packs: 0 }, { metadataBytes: 100 }, { metadataContainers: 4 }, { packBytes: 1000 }, { branches: 0 }, { columns: 10 },
       { blockMemory: 500 }, { resultBytes: 1000 },
     ];
     for (const limits of cases) {

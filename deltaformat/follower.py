@@ -23,7 +23,7 @@ from deltaformat.errors import (
 from deltaformat.gpu.engines import DeviceChoice, check_device_choice
 from deltaformat.lineage import Held, catch_up, find_commit
 from deltaformat.metrics import FollowMetrics, FollowStatus, Meter
-from deltaformat.mirror import Mirror, PrivateMirror
+from deltaformat.mirror import Mirror, MirrorState, PrivateMirror
 from deltaformat.patches import ChangeSet, merge_changes
 from deltaformat.sharedmirror import SharedMirror, parse_mirror
 from deltaformat.staged import Staged
@@ -230,6 +230,8 @@ class Follower:
         meter, started = Meter(), time.perf_counter()
         self._hold(meter)
         above = None if mirror.state is None else mirror.state.seq
+        if self._held is None and not self._has_taken(mirror.state):
+            above = None  # what was collected can be given to nobody: the branch's head is what there is
         commit = find_commit(self._context, self._branch, step=step, seq=seq, above=above)
         if commit is None:
             if self._held is None or self._whole(self._held):
@@ -264,10 +266,15 @@ class Follower:
             self._mirror.specs
         )
 
+    def _has_taken(self, state: MirrorState | None) -> bool:
+        """Whether this process has taken what the mirror holds."""
+        position = self._position
+        return position is not None and state is not None and position.generation == state.generation
+
     def _from_mirror(self) -> Staged | None:
         """The version in the mirror, for a process that has not taken it yet."""
         state = self._mirror.state
-        if state is None or (self._position is not None and self._position.generation == state.generation):
+        if state is None or self._has_taken(state):
             return None
         meter = Meter()
         with contextlib.ExitStack() as reading:

@@ -23,9 +23,9 @@ from deltaformat.errors import (
 from deltaformat.gpu.engines import DeviceChoice, check_device_choice
 from deltaformat.lineage import Held, catch_up, find_commit
 from deltaformat.metrics import FollowMetrics, FollowStatus, Meter
-from deltaformat.mirror import Mirror, MirrorState, PrivateMirror
+from deltaformat.mirror import Mirror, MirrorState, PrivateMirror, parse_mirror
 from deltaformat.patches import ChangeSet, merge_changes
-from deltaformat.sharedmirror import SharedMirror, parse_mirror
+from deltaformat.sharedmirror import SharedMirror
 from deltaformat.staged import Staged
 from deltaformat.staging import (
     Choice,

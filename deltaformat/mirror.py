@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Protocol
 from deltaformat.blocks import Bytes
 from deltaformat.changefile import replace_file
 from deltaformat.dtypes import get_dtype, tensor_nbytes
+from deltaformat.errors import ErrorCode, MalformedError, UnsupportedError
 from deltaformat.patches import ChangeSet, Elements, TensorChange, as_elements, write_block
 from deltaformat.rebuild import allocate
 from deltaformat.tensors import TensorSpec
@@ -24,11 +27,44 @@ __all__ = [
     "MirrorState",
     "Place",
     "PrivateMirror",
+    "parse_mirror",
     "read_layout",
     "spec_bytes",
     "write_changes_into",
     "write_layout",
 ]
+
+_SHM = Path("/dev/shm")
+_SHM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def parse_mirror(text: str) -> tuple[Path, bool]:
+    """Read `file:PATH` or `shm:NAME`: the directory, and whether it must outlast a power cut.
+
+    Raises:
+        MalformedError: It is neither.
+        UnsupportedError: There is no shared memory, or no file locking, on this system.
+    """
+    kind, _, name = text.partition(":")
+    if kind == "file" and name:
+        path, durable = Path(name).absolute(), True
+    elif kind == "shm" and _SHM_NAME.fullmatch(name):
+        path, durable = _SHM / f"deltaformat-{name}", False
+        if not _SHM.is_dir():
+            raise UnsupportedError(
+                ErrorCode.NOT_SUPPORTED, f"there is no {_SHM} here; use file:PATH", where=text
+            )
+    else:
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID,
+            f"{text!r} is no mirror; give None, 'file:PATH' or 'shm:NAME'",
+            where="mirror",
+        )
+    if os.name == "nt":
+        raise UnsupportedError(
+            ErrorCode.NOT_SUPPORTED, "shared mirrors need POSIX file locks; use None", where="mirror"
+        )
+    return path, durable
 
 
 @dataclass(frozen=True, slots=True)

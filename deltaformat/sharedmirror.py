@@ -28,7 +28,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,14 @@ from deltaformat.errors import (
     ConflictError,
     CorruptError,
     ErrorCode,
-    MalformedError,
     StoreError,
-    UnsupportedError,
 )
 from deltaformat.locks import open_lock, try_lock, unlock
 from deltaformat.mirror import MirrorState, Place, read_layout, spec_bytes, write_changes_into, write_layout
 from deltaformat.patches import ChangeSet, write_block
 from deltaformat.tensors import TensorSpec
 
-__all__ = ["KEPT_CHANGES", "SharedMirror", "parse_mirror"]
+__all__ = ["KEPT_CHANGES", "SharedMirror"]
 
 FORMAT = "deltaformat-mirror/1"
 KEPT_CHANGES = 8
@@ -57,37 +55,6 @@ KEPT_CHANGES = 8
 READERS_TIMEOUT_S = 60.0
 POLL_S = 0.005
 _ALIGNMENT = 64
-_SHM = Path("/dev/shm")
-_SHM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-def parse_mirror(text: str) -> tuple[Path, bool]:
-    """Read `file:PATH` or `shm:NAME`: the directory, and whether it must outlast a power cut.
-
-    Raises:
-        MalformedError: It is neither.
-        UnsupportedError: There is no shared memory, or no file locking, on this system.
-    """
-    kind, _, name = text.partition(":")
-    if kind == "file" and name:
-        path, durable = Path(name).absolute(), True
-    elif kind == "shm" and _SHM_NAME.fullmatch(name):
-        path, durable = _SHM / f"deltaformat-{name}", False
-        if not _SHM.is_dir():
-            raise UnsupportedError(
-                ErrorCode.NOT_SUPPORTED, f"there is no {_SHM} here; use file:PATH", where=text
-            )
-    else:
-        raise MalformedError(
-            ErrorCode.INPUT_INVALID,
-            f"{text!r} is no mirror; give None, 'file:PATH' or 'shm:NAME'",
-            where="mirror",
-        )
-    if os.name == "nt":
-        raise UnsupportedError(
-            ErrorCode.NOT_SUPPORTED, "shared mirrors need POSIX file locks; use None", where="mirror"
-        )
-    return path, durable
 
 
 class SharedMirror:
@@ -115,6 +82,7 @@ class SharedMirror:
         self.state: MirrorState | None = None
         self.leading = False
         self._pending: dict[str, Any] | None = None
+        self._unsettled = False
         with self._failing("make"):
             directory.mkdir(parents=True, exist_ok=True)
             self._check_place()
@@ -135,6 +103,8 @@ class SharedMirror:
     def allocate(self, specs: list[TensorSpec]) -> dict[str, Bytes]:
         """Make room for tensors of the next version, in a file of its own."""
         number = 1 if self.state is None else self.state.generation + 1
+        with self._failing("write"):
+            self._settle()
         self._forget(number)
         self._allocated = {}
         offset = 0
@@ -167,6 +137,7 @@ class SharedMirror:
         state = MirrorState(generation, seq, step, root)
         try:
             with self._failing("write"):
+                self._settle()
                 if layout == generation:
                     write_layout(self._path("layout", layout), places, durable=self._durable)
                     if generation in self._files and self._durable:
@@ -178,16 +149,20 @@ class SharedMirror:
                 views = {
                     name: self._view(self._places[name]) for name in changes.tensors if name in self._places
                 }
-                self._write_state(self.state, layout=self._layout, following=(state, layout))
+                self._unsettled = True
                 try:
+                    self._write_state(self.state, layout=self._layout, following=(state, layout))
                     with write_changes_into(views, changes):
                         self._flush_touched(changes)
                         self._write_state(state, layout=layout)
                 except BaseException:
-                    self._write_state(self.state, layout=self._layout)
+                    with suppress(OSError):
+                        self._settle()
                     raise
+                self._unsettled = False
         except BaseException:
-            self._path("changes", generation).unlink(missing_ok=True)
+            if not self._unsettled:  # otherwise it may be that a successor has to complete it
+                self._path("changes", generation).unlink(missing_ok=True)
             raise
         self.state, self._layout, self._places = state, layout, places
         self.specs = {name: place.spec for name, place in places.items()}
@@ -322,10 +297,14 @@ class SharedMirror:
         if pending is None:
             return
         state, layout = MirrorState(**pending["state"]), pending["layout"]
-        places = self._places if layout == self._layout else read_layout(self._path("layout", layout))
-        _, changes = read_changes(
-            self._path("changes", state.generation), [place.spec for place in places.values()]
-        )
+        try:
+            places = self._places if layout == self._layout else read_layout(self._path("layout", layout))
+            _, changes = read_changes(
+                self._path("changes", state.generation), [place.spec for place in places.values()]
+            )
+        except (FileNotFoundError, CorruptError, LookupError):
+            self._renumber(state.generation)
+            return
         with self._exclusive():
             for name, change in changes.tensors.items():
                 for block in change.blocks:
@@ -335,6 +314,25 @@ class SharedMirror:
             self._write_state(state, layout=layout)
         self.state, self._layout, self._pending = state, layout, None
         self.specs = {name: place.spec for name, place in places.items()}
+
+    def _renumber(self, generation: int) -> None:
+        """Give up an update that cannot be completed.
+
+        The mirror may hold a part of it: digests tell which blocks are right. The new generation, which has
+        no changes, lets nobody go on from the one before: what the next update changes is not all that
+        differs from that.
+        """
+        self._path("changes", generation).unlink(missing_ok=True)
+        if self.state is not None:
+            self.state = replace(self.state, generation=generation)
+        self._write_state(self.state, layout=self._layout)
+        self._pending = None
+
+    def _settle(self) -> None:
+        """After an update that failed: say that nothing is under way, if that could not be said then."""
+        if self._unsettled:
+            self._write_state(self.state, layout=self._layout)
+            self._unsettled = False
 
     def _write_state(
         self,

@@ -1,14 +1,18 @@
 """Followers and synced directories after the rarer accidents: collected versions, full disks, forks, slow
 readers."""
 
+import json
 import os
 from datetime import timedelta
 
 import numpy as np
 import pytest
 from tinystore import BLOCK, DictStorage, content, truth, weights
+from watching import Recorder
 
 import deltaformat as df
+from deltaformat import sharedmirror
+from deltaformat.errors import StoreError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX locks")
 
@@ -59,3 +63,67 @@ def test_a_version_that_was_rewound_and_collected(tmp_path, restarted):
     assert take(follower, live).step == 2
     assert content(live) == truth(2)
     follower.close()
+
+
+@pytest.mark.parametrize("healed", ["the same process", "the next process"])
+def test_a_disk_that_stays_full(tmp_path, monkeypatch, healed):
+    """The update's last record and the one that would undo it fail: the changes stay, so that whoever comes
+    completes it."""
+    store = df.create(DictStorage(), block_bytes=BLOCK)
+    committed(store, [0])
+    follower = store.follower(mirror=f"file:{tmp_path / 'm'}", framework="np")
+    live = arrays()
+    take(follower, live)
+    committed(store, [1])
+    real, count = sharedmirror.replace_file, 0
+
+    def fail(path, parts, **options):
+        nonlocal count
+        count += path.name == "state.json"
+        if count >= 2:
+            raise OSError(28, os.strerror(28))
+        real(path, parts, **options)
+
+    monkeypatch.setattr(sharedmirror, "replace_file", fail)
+    staged = follower.stage()
+    staged.apply_to(live)
+    with pytest.raises(StoreError):
+        staged.commit()
+    assert count >= 3
+    monkeypatch.setattr(sharedmirror, "replace_file", real)
+    if healed == "the same process":
+        staged.commit()
+    else:
+        staged.rollback()
+        assert content(live) == truth(0)
+        follower.close()
+        follower = store.follower(mirror=f"file:{tmp_path / 'm'}", framework="np")
+        take(follower, live)
+    assert content(live) == content(follower.state_dict()) == truth(1)
+    assert follower.stage() is None
+    committed(store, [2])
+    take(follower, live)
+    assert content(live) == content(follower.state_dict()) == truth(2)
+    follower.close()
+
+
+def test_an_update_whose_changes_are_gone(tmp_path):
+    """What the mirror's bytes are is told by their digests: those that are right are kept, nothing is given
+    that is not."""
+    watched = Recorder(DictStorage())
+    store = df.create(watched, block_bytes=BLOCK)
+    committed(store, [0])
+    mirror = tmp_path / "m"
+    with store.follower(mirror=f"file:{mirror}", framework="np") as follower:
+        take(follower, arrays())
+    state = json.loads((mirror / "state.json").read_bytes())
+    following = {"state": state["current"] | {"generation": 2, "seq": 9}, "layout": state["layout"]}
+    (mirror / "state.json").write_text(json.dumps(state | {"next": following}))
+    committed(store, [1])
+    watched.clear()
+    with store.follower(mirror=f"file:{mirror}", framework="np") as follower:
+        live = arrays(3)
+        assert take(follower, live).step == 1
+        assert content(live) == content(follower.state_dict()) == truth(1)
+    fetched = sum(call.nbytes for call in watched.of("get_ranges"))
+    assert fetched < 0.5 * sum(len(data) for _, _, data in truth(1).values())

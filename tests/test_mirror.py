@@ -17,7 +17,7 @@ from followworkers import follow_until, make_store, trained
 from tinystore import BLOCK, DictStorage, content, truth, weights
 
 import deltaformat as df
-from deltaformat import sharedmirror
+from deltaformat import mirror, sharedmirror
 from deltaformat.changefile import read_changes, write_changes
 from deltaformat.errors import (
     ConflictError,
@@ -60,7 +60,7 @@ def place(request, tmp_path):
 
 
 def directory_of(place):
-    return sharedmirror.parse_mirror(place)[0]
+    return mirror.parse_mirror(place)[0]
 
 
 def committed(store, steps):
@@ -237,7 +237,7 @@ def test_what_is_no_mirror_is_refused(tmp_path, monkeypatch):
             pytest.raises(CorruptError, match="delete"),
         ):
             follower.stage()
-    monkeypatch.setattr(sharedmirror, "_SHM", tmp_path / "none")
+    monkeypatch.setattr(mirror, "_SHM", tmp_path / "none")
     with pytest.raises(UnsupportedError):
         store.follower(mirror="shm:x")
 

@@ -366,6 +366,7 @@ class Follower:
         if staged is not self._staged or target is None:
             return
         if commit:
+            self._check_open()
             if target.changes is not None:
                 version = target.commit
                 self._mirror.commit(target.changes, seq=version.seq, step=version.step, root=version.root)
@@ -442,5 +443,9 @@ class Follower:
             yield at, dict(at.specs)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise MalformedError(ErrorCode.INPUT_INVALID, "is closed; make a new one", where=repr(self))
+        if self._closed or self._mirror.closed:
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID,
+                "is closed, or was made before this process was forked; make a new one",
+                where=repr(self),
+            )

@@ -100,6 +100,10 @@ class Mirror(Protocol):
         """Whether this process may commit to it."""
 
     @property
+    def closed(self) -> bool:
+        """Whether it cannot be used any more; in a child by `fork` a shared one cannot."""
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
 
@@ -132,6 +136,7 @@ class PrivateMirror:
     """
 
     leading = True
+    closed = False
 
     def __init__(self) -> None:
         self.state: MirrorState | None = None

@@ -90,6 +90,11 @@ class SharedMirror:
             self._reading = open_lock(directory / "reading")
 
     @property
+    def closed(self) -> bool:
+        """Whether it cannot be used any more, as in a child by `fork`."""
+        return self._lock.closed
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return sum(map(spec_bytes, self.specs.values()))

@@ -152,7 +152,9 @@ class CheckpointSync:
         """
         if self._lock.closed:
             raise MalformedError(
-                ErrorCode.INPUT_INVALID, "is closed; make a new one", where=str(self._target)
+                ErrorCode.INPUT_INVALID,
+                "is closed, or was made before this process was forked; make a new one",
+                where=str(self._target),
             )
         try:
             return self._update(step, seq)

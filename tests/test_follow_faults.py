@@ -3,6 +3,7 @@ readers."""
 
 import json
 import os
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -12,7 +13,7 @@ from watching import Recorder
 
 import deltaformat as df
 from deltaformat import sharedmirror
-from deltaformat.errors import StoreError
+from deltaformat.errors import ConflictError, MalformedError, StoreError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX locks")
 
@@ -127,3 +128,72 @@ def test_an_update_whose_changes_are_gone(tmp_path):
         assert content(live) == content(follower.state_dict()) == truth(1)
     fetched = sum(call.nbytes for call in watched.of("get_ranges"))
     assert fetched < 0.5 * sum(len(data) for _, _, data in truth(1).values())
+
+
+@contextmanager
+def forked(run):
+    """A child by `fork`, as a data loader's workers are, that does `run` and then lives until the end."""
+    told, tell = os.pipe()
+    wait, over = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(tell, run().encode() or b"-")
+            os.close(over)
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.close(wait)
+    try:
+        yield os.read(told, 1000).decode()
+    finally:
+        os.close(over)
+        os.close(told)
+        os.waitpid(pid, 0)
+
+
+def refusal(call):
+    """What a call says that is to fail."""
+
+    def run():
+        try:
+            call()
+        except MalformedError as error:
+            return str(error)
+        return "it did it"
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_of_the_leader_does_not_keep_the_lead(tmp_path):
+    store = df.create(tmp_path / "store", block_bytes=BLOCK)
+    committed(store, [0, 1])
+    mirror = f"file:{tmp_path / 'm'}"
+    leader = store.follower(mirror=mirror, framework="np")
+    take(leader, arrays(), step=0)
+    staged = leader.stage()
+    with forked(refusal(leader.stage)) as stage, forked(refusal(staged.commit)) as commit:
+        assert "fork" in stage
+        assert "fork" in commit
+        with store.follower(mirror=mirror, framework="np") as second:
+            take(second, arrays())
+            assert not second.status().leading  # the children took nothing from the leader
+            leader.close()
+            take(second, arrays(), step=1)
+            assert second.status().leading
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_does_not_keep_a_synced_directory(tmp_path):
+    store = df.create(tmp_path / "store", block_bytes=BLOCK)
+    committed(store, [0])
+    kept = store.sync(tmp_path / "out")
+    with forked(refusal(kept.update)) as said:
+        assert "fork" in said
+        with pytest.raises(ConflictError):
+            store.sync(tmp_path / "out")
+        kept.close()
+        with store.sync(tmp_path / "out") as again:
+            assert again.update().step == 0

@@ -7,10 +7,12 @@ Beside the checkpoint's own files it has:
 | `.deltaformat.json` | the version that the files are, and which sidecar files are its own |
 | `.deltaformat.dirty` | there while the files are being written: which version they are to become |
 | `.deltaformat.changes` | while a patch is written: what it writes, as absolute values (see `changefile`) |
+| `.deltaformat.file-*` | while a patch is written: sidecar files that it brings, by their SHA-256 |
 
-A patch is written so: (1) the changes, as a file; (2) the marker; (3) the tensors, in place, and the sidecar
-files; (4) the state; (5) the marker goes. Until (2) the directory is what it was. From then on whoever opens
-it writes the changes again, which does no harm, and goes on from there. Where too much changes for that (a
+A patch is written so: (1) the changes and the new sidecar files, aside; (2) the marker; (3) the tensors, in
+place, and the sidecar files; (4) the state; (5) the marker goes. Until (2) the directory is what it was. From
+then on whoever opens it writes the changes again, which does no harm and needs no store: the version may have
+been collected since. Where too much changes for that (a
 new layout, another lineage) there is a marker without changes: then the files are filled in, and after an
 interruption only those blocks are fetched that do not have their digests yet.
 """
@@ -21,7 +23,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from deltaformat.errors import (
     CorruptError,
     DeltaFormatError,
     ErrorCode,
+    MissingError,
     UnsafeError,
 )
 from deltaformat.export import check_files, is_weights, lay_out_checkpoint
@@ -55,6 +59,7 @@ PREFIX = ".deltaformat"
 STATE = f"{PREFIX}.json"
 MARKER = f"{PREFIX}.dirty"
 CHANGES = f"{PREFIX}.changes"
+ASIDE = f"{PREFIX}.file-"
 FORMAT = "deltaformat-checkpoint/1"
 
 
@@ -73,6 +78,13 @@ class SlotState:
     step: int
     root: str
     files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, version: Commit | Mapping[str, Any], files: Iterable[str]) -> SlotState:
+        """That of a commit, or of the members of a file here."""
+        if isinstance(version, Commit):
+            return cls(version.seq, version.step, version.root, tuple(files))
+        return cls(version["seq"], version["step"], version["root"], tuple(files))
 
     @property
     def version(self) -> str:
@@ -118,7 +130,7 @@ class Slot:
 
         Raises:
             ConflictError: They are of another store.
-            MissingError, CorruptError, StoreError: A sidecar file of the version cannot be fetched.
+            CorruptError, StoreError: A sidecar file of the version cannot be fetched.
         """
         self._forget()
         for path in self.path.glob(f"{PREFIX}*.partial"):
@@ -126,11 +138,11 @@ class Slot:
         members = self._read(STATE)
         if members is not None:
             self._check_store(members)
-            self.state = SlotState(members["seq"], members["step"], members["root"], tuple(members["files"]))
+            self.state = SlotState.of(members, members["files"])
         self._open()
         marker = self._read(MARKER)
         if marker is None:
-            (self.path / CHANGES).unlink(missing_ok=True)
+            self._drop_aside()
             return
         self._check_store(marker)
         state, self.state = self.state, None
@@ -139,8 +151,9 @@ class Slot:
         except (FileNotFoundError, CorruptError, LookupError):
             return
         if header["seq"] == marker["seq"] and state is not None:
-            commit = self._context.log.judged(marker["seq"])
-            self._write(changes, commit, marker["files"], state.files)
+            paths = [file["path"] for file in marker["files"]]
+            with suppress(MissingError):  # collected, with a sidecar file: then it is no version
+                self._write(changes, SlotState.of(marker, paths), marker["files"], state.files)
 
     def patch(self, changes: ChangeSet, commit: Commit, version: VersionMap) -> int:
         """Go to a version with the same tensors by what changes.
@@ -154,9 +167,17 @@ class Slot:
         assert self.state is not None
         files = self._files_of(version)
         rows = {name: row for row, name in enumerate(self.specs)}
-        write_changes(self.path / CHANGES, changes, rows, {"seq": commit.seq}, durable=True)
+        try:
+            for ref in version.files:
+                if not _is_file(self.path / ref.path, _sha256(ref)):
+                    self._put(self._aside(ref), fetch_whole(self._context.storage, ref.key, ref.size))
+            write_changes(self.path / CHANGES, changes, rows, {"seq": commit.seq}, durable=True)
+        except BaseException:
+            self._drop_aside()
+            raise
         self._mark(commit, files)
-        return self._write(changes, commit, files, self.state.files)
+        state = SlotState.of(commit, [ref.path for ref in version.files])
+        return self._write(changes, state, files, self.state.files)
 
     def fill(
         self,
@@ -198,7 +219,8 @@ class Slot:
             done(so_far, total)
 
         self._context.rebuilder.into(version, missing, self._place(version), report, meter=meter)
-        self._write(ChangeSet(), commit, files, before)
+        state = SlotState.of(commit, [ref.path for ref in version.files])
+        self._write(ChangeSet(), state, files, before)
         return total
 
     def copy_to(self, other: Slot) -> None:
@@ -239,7 +261,7 @@ class Slot:
         replace_file(self.path / MARKER, [json.dumps(members).encode()], durable=True)
 
     def _write(
-        self, changes: ChangeSet, commit: Commit, files: list[dict[str, Any]], before: tuple[str, ...]
+        self, changes: ChangeSet, state: SlotState, files: list[dict[str, Any]], before: tuple[str, ...]
     ) -> int:
         """Steps 3 to 5: also from the start again, after an interruption."""
         written = 0
@@ -251,13 +273,11 @@ class Slot:
         for data in self._maps.values():
             if isinstance(data, np.memmap):
                 data.flush()
-        refs = [FileRef(**members) for members in files]
-        self._write_sidecars(refs, before)
-        state = SlotState(commit.seq, commit.step, commit.root, tuple(ref.path for ref in refs))
+        self._write_sidecars([FileRef(**members) for members in files], before)
         members = self._members(state.seq, state.step, state.root, list(state.files))
         replace_file(self.path / STATE, [json.dumps(members).encode()], durable=True)
         (self.path / MARKER).unlink()
-        (self.path / CHANGES).unlink(missing_ok=True)
+        self._drop_aside()
         sync_directory(self.path)
         self.state = state
         return written
@@ -272,14 +292,27 @@ class Slot:
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
         for ref in refs:
-            path = self.path / ref.path
-            sha256 = ref.key.rpartition("/")[2]
-            if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+            path, aside = self.path / ref.path, self._aside(ref)
+            if _is_file(path, _sha256(ref)):
                 continue
-            content = fetch_whole(self._context.storage, ref.key, ref.size)
+            if _is_file(aside, _sha256(ref)):
+                content = aside.read_bytes()
+            else:
+                content = fetch_whole(self._context.storage, ref.key, ref.size)
             self._make_way(ref.path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, [content], durable=True, temporary=self.path / f"{PREFIX}.partial")
+            self._put(path, content)
+
+    def _put(self, path: Path, content: bytes) -> None:
+        replace_file(path, [content], durable=True, temporary=self.path / f"{PREFIX}.partial")
+
+    def _aside(self, ref: FileRef) -> Path:
+        return self.path / f"{ASIDE}{_sha256(ref)}"
+
+    def _drop_aside(self) -> None:
+        """Delete what a patch needs until it is done."""
+        for path in [self.path / CHANGES, *self.path.glob(f"{ASIDE}*")]:
+            path.unlink(missing_ok=True)
 
     def _make_way(self, name: str) -> None:
         """Where the version before had a file in the place of a directory, or the other way round."""
@@ -365,3 +398,11 @@ class Slot:
                 "it is kept at versions of another store; give another",
                 where=str(self.path),
             )
+
+
+def _sha256(ref: FileRef) -> str:
+    return ref.key.rpartition("/")[2]
+
+
+def _is_file(path: Path, sha256: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256

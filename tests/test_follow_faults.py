@@ -12,7 +12,7 @@ from tinystore import BLOCK, DictStorage, content, truth, weights
 from watching import Recorder
 
 import deltaformat as df
-from deltaformat import sharedmirror
+from deltaformat import sharedmirror, slots
 from deltaformat.errors import ConflictError, MalformedError, StoreError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX locks")
@@ -197,3 +197,60 @@ def test_a_child_does_not_keep_a_synced_directory(tmp_path):
         kept.close()
         with store.sync(tmp_path / "out") as again:
             assert again.update().step == 0
+
+
+class Killed(BaseException):
+    """Nothing of the package catches it."""
+
+
+@pytest.fixture(params=[False, True], ids=["slots", "in place"])
+def in_place(request):
+    return request.param
+
+
+@pytest.mark.parametrize("lost", ["the version", "its sidecar file, too"])
+def test_a_patch_that_was_cut_short_and_collected(tmp_path, monkeypatch, in_place, lost):
+    """It is completed by what lies beside it; without that, what differs from the next version is fetched."""
+    storage = DictStorage()
+    store = df.create(storage, block_bytes=BLOCK)
+    out, options = tmp_path / "out", {"in_place": in_place}
+
+    def commit(step):
+        with store.writer() as writer:
+            writer.commit(step=step, tensors=weights(step), files={"config.json": b"%d" % step})
+
+    commit(0)
+    with store.sync(out, **options) as kept:
+        kept.update()
+        commit(1)
+        monkeypatch.setattr(slots.Slot, "_write_sidecars", kill)
+        with pytest.raises(Killed):
+            kept.update()
+        monkeypatch.undo()
+    place = out if in_place else tmp_path / ".out.deltaformat" / "b"
+    assert (place / ".deltaformat.dirty").exists()
+    aside = list(place.glob(".deltaformat.file-*"))
+    assert [path.read_bytes() for path in aside] == [b"1"]
+    if lost != "the version":
+        aside[0].unlink()
+    commit(2)
+    collect(storage, store)
+    with store.sync(out, **options) as kept:
+        assert kept.update().step == 2
+        assert (out / "config.json").read_bytes() == b"2"
+        assert content(load_checkpoint(out)) == truth(2)
+        assert sorted(path.name for path in out.iterdir() if "deltaformat." in path.name) == [
+            ".deltaformat.json",
+            *([".deltaformat.lock"] if in_place else []),
+        ]
+        assert kept.update() is None
+
+
+def kill(*arguments):
+    raise Killed
+
+
+def load_checkpoint(directory):
+    from safetensors.numpy import load_file
+
+    return load_file(directory / "model.safetensors")

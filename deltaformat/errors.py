@@ -189,9 +189,23 @@ class ConflictError(DeltaFormatError):
 
 
 class StoreError(DeltaFormatError):
-    """The storage failed, or cannot be trusted with commits."""
+    """The storage failed, or cannot be trusted with commits.
+
+    Args:
+        code: As for DeltaFormatError; message, where: too.
+        passing: Whether the same request may succeed later, as far as is known. Denied access, or a bucket
+            that is not there, does not pass: followers that watch raise it and do not try again.
+    """
 
     error_class = "STORE"
+
+    def __init__(self, code: ErrorCode, message: str, *, where: str = "", passing: bool = True) -> None:
+        super().__init__(code, message, where=where)
+        self.passing = passing and code is not ErrorCode.CREATE_UNSAFE
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with `passing`, too."""
+        return (*super().__reduce__(), {"passing": self.passing})
 
 
 class CommitUnknown(StoreError):

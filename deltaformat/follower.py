@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from deltaformat import polling
 from deltaformat.context import Context, load_map
 from deltaformat.deviceapply import LiveUpdate, OnDevice
 from deltaformat.errors import (
@@ -44,8 +45,6 @@ from deltaformat.tensors import Framework, HostTensor, TensorSpec, check_framewo
 __all__ = ["Follower"]
 
 POLL_S = 0.2
-RETRY_S = 30.0
-"""The longest wait between two attempts of `watch` while the store fails."""
 
 
 class Follower:
@@ -184,34 +183,29 @@ class Follower:
             self._error = str(error) or type(error).__name__
             raise
 
-    def watch(self, *, poll: float = POLL_S, stop: Callable[[], bool] = lambda: False) -> Iterator[Staged]:
+    def watch(
+        self,
+        *,
+        poll: float = POLL_S,
+        stop: Callable[[], bool] = lambda: False,
+        on_error: Callable[[StoreError, float], object] | None = None,
+    ) -> Iterator[Staged]:
         """Stage every newer version as it comes; those that come in the meantime are skipped.
 
         Each must be committed, or it is rolled back when the next is asked for. A store that fails is asked
-        again after a while, longer each time; `status` tells. A branch that is not there yet is waited for.
+        again after a while, longer each time, up to 30 s. A branch that is not there yet is waited for.
 
         Args:
             poll: Seconds between two looks at the store.
-            stop: Asked between looks; ends the iteration.
+            stop: Asked between looks, and twice a second in longer waits; ends the iteration.
+            on_error: Told of every failure that may pass, and how many seconds are waited then. By default
+                the first of several gives a RuntimeWarning; `status` tells the last.
 
         Raises:
-            As for `stage`, but for StoreError; iterate anew to go on.
+            As for `stage`, but of StoreError only those that do not pass (see `StoreError.passing`); iterate
+            anew to go on.
         """
-        wait = poll
-        while not stop():
-            staged = None
-            try:
-                staged = self.stage()
-                wait = poll
-            except StoreError:
-                wait = min(2 * wait, max(RETRY_S, poll))
-            except MissingError as error:
-                if error.code is not ErrorCode.BRANCH_MISSING:
-                    raise
-            if staged is None:
-                time.sleep(wait)
-            else:
-                yield staged
+        return polling.watch(self.stage, poll=poll, stop=stop, on_error=on_error)
 
     def _attempt(self, step: int | None, seq: int | None) -> Staged | None:
         mirror = self._mirror

@@ -101,6 +101,7 @@ LAYERS = {
         "lineage",
         "locks",
         "mirror",
+        "polling",
         "sharedmirror",
         "slots",
         "staged",

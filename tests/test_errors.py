@@ -98,3 +98,13 @@ def test_letters_of_all_scripts_stay():
     assert str(errors.MissingError(ErrorCode.BRANCH_MISSING, "größer, 大", where="é")).startswith(
         "é: größer, 大 ["
     )
+
+
+def test_whether_a_failure_of_a_store_may_pass():
+    """Unless said otherwise it may; that *create* is unsafe does not. Copies keep it."""
+    assert errors.StoreError(ErrorCode.STORE_FAILED, "x").passing
+    assert not errors.StoreError(ErrorCode.CREATE_UNSAFE, "x").passing
+    for passing in (True, False):
+        error = CommitUnknown(ErrorCode.COMMIT_UNKNOWN, "x", where="log", passing=passing)
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.passing, again.where, type(again)) == (passing, "log", CommitUnknown)

@@ -9,11 +9,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from tinystore import BLOCK, DictStorage, content, truth, weights
-from watching import Recorder
+from watching import Faulty, Recorder
 
 import deltaformat as df
-from deltaformat import sharedmirror, slots
-from deltaformat.errors import ConflictError, MalformedError, StoreError
+from deltaformat import polling, sharedmirror, slots
+from deltaformat.errors import ConflictError, ErrorCode, MalformedError, StoreError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX locks")
 
@@ -254,3 +254,40 @@ def load_checkpoint(directory):
     from safetensors.numpy import load_file
 
     return load_file(directory / "model.safetensors")
+
+
+def test_watching_tells_what_fails(monkeypatch):
+    """What does not pass is raised; of what may pass the first is told by a warning, the next after one that
+    did not fail."""
+    storage = DictStorage()
+    committed(df.create(storage, block_bytes=BLOCK), [0])
+    faulty = Faulty(storage)
+    follower = df.open(faulty).follower(framework="np")
+    answers = [True, True, None, True, True, False]
+
+    def pause(seconds, stop):
+        passing = answers.pop(0)
+        faulty.fault = lambda operation, key: passing if passing is None else failed(passing)
+
+    def failed(passing):
+        return StoreError(ErrorCode.STORE_FAILED, "access denied", passing=passing)
+
+    monkeypatch.setattr(polling, "pause", pause)
+    take_all = follower.watch()
+    next(take_all).commit()
+    with pytest.warns(RuntimeWarning, match="denied") as told, pytest.raises(StoreError) as caught:
+        next(take_all)
+    assert not answers
+    assert not caught.value.passing
+    assert len(told) == 2
+    follower.close()
+
+
+def test_watching_ends_early(monkeypatch):
+    """`stop` is asked in a long wait, too."""
+    waits = []
+    monkeypatch.setattr(polling.time, "sleep", waits.append)
+    answers = [False, False, False, True, True]
+    assert list(polling.watch(lambda: None, poll=1000, stop=lambda: answers.pop(0))) == []
+    assert waits == [polling.SLICE_S] * 3
+    assert not answers

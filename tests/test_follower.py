@@ -788,7 +788,11 @@ def test_watch():
     store = new_store(storage)
     reader = df.open(faulty)
     follower, live, seen = reader.follower(framework="np"), arrays(weights(0)), []
-    looks = [0]
+    looks, failures = [0], []
+
+    def told(error, wait):
+        assert error.passing
+        failures.append(wait)
 
     def stop():
         looks[0] += 1
@@ -805,7 +809,7 @@ def test_watch():
             committed(store, [3])
         return looks[0] > 12
 
-    for staged in follower.watch(poll=0.001, stop=stop):
+    for staged in follower.watch(poll=0.001, stop=stop, on_error=told):
         staged.apply_to(live)
         assert content(live) == truth(staged.step)
         seen.append(staged.step)
@@ -814,6 +818,7 @@ def test_watch():
         staged.commit()
     assert seen == [2, 3, 3]
     assert looks[0] == 13
+    assert failures == [0.002, 0.004]
 
 
 def test_metrics_and_status():

@@ -530,8 +530,8 @@ def test_the_command_watches(tmp_path):
 
 def test_watching_goes_on_after_failures(made, tmp_path, monkeypatch, capsys):
     """The store fails, the branch is not there yet: it is tried again, later each time."""
+    from deltaformat import polling
     from deltaformat.cli import main
-    from deltaformat.cli import sync as command
 
     waits, attempts = [], []
 
@@ -546,7 +546,8 @@ def test_watching_goes_on_after_failures(made, tmp_path, monkeypatch, capsys):
         return None
 
     monkeypatch.setattr(sync.CheckpointSync, "update", update)
-    monkeypatch.setattr(command.time, "sleep", waits.append)
+    monkeypatch.setattr(polling, "pause", lambda seconds, stop: waits.append(seconds))
+    monkeypatch.setattr(polling.random, "random", lambda: 1.0)
     assert main(["sync", str(made), str(tmp_path / "out"), "--watch", "--poll", "0.5"]) == 130
     assert waits == [0.5, 1.0, 2.0, 2.0, 0.5]
     assert capsys.readouterr().err.count("trying again") == 2

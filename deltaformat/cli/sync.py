@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -20,12 +19,10 @@ from deltaformat.cli.options import (
 from deltaformat.cli.output import Console, human, plain
 from deltaformat.errors import ErrorCode, MissingError, StoreError
 from deltaformat.export import MAX_SHARD_BYTES
+from deltaformat.polling import watch
 from deltaformat.stager import Progress
 
 __all__ = ["register"]
-
-MAX_WAIT_S = 30.0
-"""The longest wait between two attempts while the store fails."""
 
 
 def register(commands: Commands) -> None:
@@ -113,23 +110,12 @@ def _sync(options: argparse.Namespace, console: Console) -> int:
 def _watch(kept: df.CheckpointSync, options: argparse.Namespace, console: Console, bars: _Bars) -> None:
     """Take every newer version as it comes; what fails for a while is told, and tried again."""
     store = df.open(options.store, allow_external=tuple(options.allow_external))
-    wait = options.poll
-    while True:
-        try:
-            report = bars.around(kept.update)
-            wait = options.poll
-        except StoreError as error:
-            report = None
-            wait = min(2 * wait, max(MAX_WAIT_S, options.poll))
-            console.failure(f"{error.where}: {error.message}; trying again in {wait:.0f} s", error.code.value)
-        except MissingError as error:
-            if error.code is not ErrorCode.BRANCH_MISSING:
-                raise
-            report = None  # its writer has not begun
-        if report is None:
-            time.sleep(wait)
-        else:
-            _tell(report, store, options, console)
+
+    def failed(error: StoreError, wait: float) -> None:
+        console.failure(f"{error.where}: {error.message}; trying again in {wait:.0f} s", error.code.value)
+
+    for report in watch(lambda: bars.around(kept.update), poll=options.poll, on_error=failed):
+        _tell(report, store, options, console)
 
 
 def _tell(report: df.SyncReport, store: df.Store, options: argparse.Namespace, console: Console) -> None:

@@ -119,9 +119,9 @@ class Slot:
         return np.asarray(self._maps[place.file])[place.offset : place.offset + place.nbytes]
 
     @property
-    def dirty(self) -> bool:
-        """Whether the files are between two versions."""
-        return (self.path / MARKER).exists()
+    def clean(self) -> bool:
+        """Whether the files are a version, and not between two."""
+        return (self.path / STATE).exists() and not (self.path / MARKER).exists()
 
     def load(self) -> None:
         """Look at what is there; a patch that was cut short is completed.

@@ -273,6 +273,7 @@ class Store:
         branch: str = "main",
         in_place: bool = False,
         max_shard_bytes: int = MAX_SHARD_BYTES,
+        hold: float = 0.0,
         progress: Callable[[int, int], object] | None = None,
     ) -> CheckpointSync:
         """Keep a local checkpoint directory, in the layout of Hugging Face, at versions of a branch.
@@ -284,6 +285,8 @@ class Store:
             branch: The branch.
             in_place: Whether to keep one copy.
             max_shard_bytes: Size at which a new weight file is begun.
+            hold: Seconds for which a directory is not written after the link has left it: servers may still
+                load it. The newest version waits so long; one asked for by step or seq does not.
             progress: Called with bytes done, and their total.
 
         Raises:
@@ -296,6 +299,7 @@ class Store:
             branch=check_name(branch),
             in_place=in_place,
             max_shard_bytes=max_shard_bytes,
+            hold=hold,
             progress=progress,
         )
 

@@ -2,7 +2,8 @@
 
 Two ways. With two slots `DIR` is a symbolic link to one of two directories in `.DIR.deltaformat`; the other
 one is brought to the next version, then the link is switched, all at once: who loads `DIR` finds a whole
-version, and who has the old one mapped keeps it until the version after the next. In place there is one
+version, and who has the old one mapped, or still loads it, keeps it until the version after the next, which
+`hold` puts off. In place there is one
 directory, for models too large for two copies: while it is written it has the file `.deltaformat.dirty`, and
 a server must not load it.
 """
@@ -88,12 +89,18 @@ class CheckpointSync:
         branch: str,
         in_place: bool,
         max_shard_bytes: int,
+        hold: float,
         progress: Callable[[int, int], object] | None,
     ) -> None:
         self._context = context
         self._branch = branch
         self._in_place = in_place
         self._max_shard_bytes = max_shard_bytes
+        if not 0 <= hold < float("inf"):
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, f"it must be seconds, 0 or more, not {hold}", where="hold"
+            )
+        self._rest = hold
         self._progress = progress or (lambda done, total: None)
         self._target = Path(os.path.abspath(directory))
         self._home = self._target.parent / f".{self._target.name}{PREFIX}"
@@ -144,7 +151,8 @@ class CheckpointSync:
                 of the version that is there.
 
         Returns:
-            What was done; None where it is there already.
+            What was done; None where it is there already, or where the newest has to wait (see `hold` of
+            `Store.sync`).
 
         Raises:
             As for `Follower.stage`; and StoreError where the file system fails. The version that was there
@@ -171,10 +179,10 @@ class CheckpointSync:
             if here.usable.all():
                 return None
             commit = here.commit  # a part of it is damaged
-        if commit is None:
+        slot = next((slot for slot in self._slots if slot is not current), self._slots[0])
+        if commit is None or (step is None and seq is None and self._resting(slot)):
             return None
         version = load_map(self._context, commit)
-        slot = next((slot for slot in self._slots if slot is not current), self._slots[0])
         if current not in (None, slot) and here is not None and self._hold(slot) is None:
             assert current is not None
             if here.usable.all() and current.specs == specs_of(version):
@@ -288,6 +296,12 @@ class CheckpointSync:
             return None
         name = self._target.readlink().name
         return next((slot for slot in self._slots if slot.path.name == name), None)
+
+    def _resting(self, slot: Slot) -> bool:
+        """Whether a slot was what users see until so lately that it may still be loaded."""
+        if self._in_place or not self._rest or not slot.clean or not self._target.is_symlink():
+            return False
+        return 0 <= time.time() - self._target.lstat().st_mtime < self._rest  # when the link was made
 
     def _switch(self, slot: Slot) -> None:
         """Let the link lead to a slot, all at once."""

@@ -3,6 +3,7 @@ readers."""
 
 import json
 import os
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -291,3 +292,29 @@ def test_watching_ends_early(monkeypatch):
     assert list(polling.watch(lambda: None, poll=1000, stop=lambda: answers.pop(0))) == []
     assert waits == [polling.SLICE_S] * 3
     assert not answers
+
+
+def test_a_directory_that_may_still_be_loaded_is_not_written(tmp_path):
+    """For `hold` seconds after the link has left it; then the newest comes. What is asked for does not wait."""
+    store = df.create(DictStorage(), block_bytes=BLOCK)
+    out = tmp_path / "out"
+    committed(store, [0])
+    with pytest.raises(MalformedError, match="seconds"):
+        store.sync(out, hold=-1.0)
+    with store.sync(out, hold=1000.0) as kept:
+        assert kept.update().step == 0
+        first = out.resolve()
+        committed(store, [1])
+        assert kept.update().step == 1  # nobody loads the other one
+        committed(store, [2])
+        before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in first.iterdir()}
+        assert kept.update() is None
+        committed(store, [3])
+        assert kept.update() is None
+        assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in first.iterdir()}
+        assert content(load_checkpoint(out)) == truth(1)
+        then = time.time() - 1001
+        os.utime(out, (then, then), follow_symlinks=False)
+        assert kept.update().step == 3
+        assert out.resolve() == first
+        assert kept.update(2).step == 2

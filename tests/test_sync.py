@@ -506,6 +506,8 @@ def test_the_command_watches(tmp_path):
         "--watch",
         "--poll",
         "0.02",
+        "--hold",
+        "0",
         "--json",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

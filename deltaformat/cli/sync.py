@@ -56,6 +56,14 @@ def register(commands: Commands) -> None:
         help="with --watch: how often to look for a new version (default: 1)",
     )
     parser.add_argument(
+        "--hold",
+        type=_seconds_or_none,
+        default=60.0,
+        metavar="SECONDS",
+        help="with --watch: how long a server may take to load DIR; the directory that the link has left is"
+        " not written for so long, and versions in between are skipped (default: 60)",
+    )
+    parser.add_argument(
         "--max-shard-size",
         type=byte_size,
         default=MAX_SHARD_BYTES,
@@ -76,6 +84,10 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
+
+
 def _sync(options: argparse.Namespace, console: Console) -> int:
     if options.watch and options.step is not None:
         raise UsageError("--step goes with --once, not with --watch; see deltaformat sync --help")
@@ -86,6 +98,7 @@ def _sync(options: argparse.Namespace, console: Console) -> int:
         branch=options.branch,
         in_place=options.in_place,
         max_shard_bytes=options.max_shard_size,
+        hold=options.hold if options.watch else 0.0,
         progress=bars.update,
     ) as kept:
         if options.watch:

@@ -5,6 +5,7 @@ A test compares these tables with those in SPEC.md.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -31,6 +32,7 @@ __all__ = [
     "Fields",
     "check_natural",
     "check_requires",
+    "check_step",
     "check_text",
     "is_natural",
     "split_members",
@@ -242,3 +244,20 @@ def check_natural(value: int | None, name: str, where: str) -> None:
     """
     if value is not None and value < 0:
         raise MalformedError(ErrorCode.VALUE_INVALID, f"`{name}` is negative", where=where)
+
+
+def check_step(step: object) -> int:
+    """Return a step as an integer, NumPy's too.
+
+    Raises:
+        MalformedError: input-invalid.
+    """
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]  # told below
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAX_INTEGER:
+        raise MalformedError(
+            ErrorCode.INPUT_INVALID, f"a step is an integer from 0 to 2^53 - 1, not {step!r}", where="step"
+        )
+    return number

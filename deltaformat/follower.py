@@ -22,7 +22,7 @@ from deltaformat.errors import (
     StoreError,
 )
 from deltaformat.gpu.engines import DeviceChoice, check_device_choice
-from deltaformat.lineage import Held, catch_up, find_commit
+from deltaformat.lineage import Held, catch_up, check_choice, find_commit
 from deltaformat.metrics import FollowMetrics, FollowStatus, Meter
 from deltaformat.mirror import Mirror, MirrorState, PrivateMirror, parse_mirror
 from deltaformat.patches import ChangeSet, merge_changes
@@ -152,6 +152,7 @@ class Follower:
             The version; None where there is nothing new.
 
         Raises:
+            MalformedError: Both step and seq, or what is none.
             MissingError: No such branch, step or seq; or an object is gone.
             CorruptError, MalformedError, InconsistentError, LimitError, UnsupportedError: What is there is
                 not a version this reader can trust.
@@ -159,6 +160,7 @@ class Follower:
                 next attempt may succeed.
         """
         self._check_open()
+        step, seq = check_choice(step, seq)
         self._retire()
         deadline = time.monotonic() + (0.0 if timeout is None else timeout)
         try:

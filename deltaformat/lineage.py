@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from deltaformat.catchup import compose, unread, untouched
 from deltaformat.context import Context, load_map
-from deltaformat.errors import ErrorCode, MissingError
+from deltaformat.errors import ErrorCode, MalformedError, MissingError
+from deltaformat.fields import check_step
 from deltaformat.records import Commit
 from deltaformat.versionmap import VersionMap
 
-__all__ = ["MAX_HOPS", "Held", "catch_up", "find_commit"]
+__all__ = ["MAX_HOPS", "Held", "catch_up", "check_choice", "find_commit"]
 
 MAX_HOPS = 64
 """Versions to walk at most; beyond, what they change comes to as much as the weights."""
@@ -101,6 +102,17 @@ def _parent(context: Context, commit: Commit) -> Commit | None:
         return None
     record = context.log.record(commit.parent)
     return record if isinstance(record, Commit) else None
+
+
+def check_choice(step: int | None, seq: int | None) -> tuple[int | None, int | None]:
+    """Check what a user asks for: a step, a seq, or neither.
+
+    Raises:
+        MalformedError: Both, or what is no step or seq.
+    """
+    if step is not None and seq is not None:
+        raise MalformedError(ErrorCode.INPUT_INVALID, "give one of step and seq", where="version")
+    return None if step is None else check_step(step), None if seq is None else check_step(seq)
 
 
 def find_commit(

@@ -5,7 +5,6 @@ What a writer does before it commits, and all that another rank of it does.
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from deltaformat.adopt import adopt, external_urls
 from deltaformat.baseline import Baseline
 from deltaformat.checkpoint import Checkpoint
 from deltaformat.context import Context, load_map
-from deltaformat.errors import ConflictError, ErrorCode, MalformedError
+from deltaformat.errors import ConflictError, ErrorCode
+from deltaformat.fields import check_step
 from deltaformat.gpu.survey import DeviceTensor, Mirrors
 from deltaformat.inputs import Inputs, Tensors, total_bytes
 from deltaformat.manifest import encode_part
@@ -28,8 +28,6 @@ from deltaformat.tensors import HostTensor
 from deltaformat.versionmap import VersionMap
 
 __all__ = ["Progress", "Staged", "Stager", "held_error"]
-
-MAX_STEP = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,23 +227,6 @@ class Stager:
             stage.abort()
             raise
         return Staged(version, stage.counts, uploaded, packs, time.perf_counter() - started)
-
-
-def check_step(step: object) -> int:
-    """Return a step as an integer, NumPy's too.
-
-    Raises:
-        MalformedError: input-invalid.
-    """
-    try:
-        number = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]  # told below
-    except TypeError:
-        number = -1
-    if not 0 <= number <= MAX_STEP:
-        raise MalformedError(
-            ErrorCode.INPUT_INVALID, f"a step is an integer from 0 to 2^53 - 1, not {step!r}", where="step"
-        )
-    return number
 
 
 def held_error(context: Context, branch: str, head: Head | None) -> ConflictError:

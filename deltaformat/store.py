@@ -14,6 +14,7 @@ from deltaformat.collect import GcReport, Retention, collect
 from deltaformat.context import Context, load_map
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, MissingError
 from deltaformat.export import MAX_SHARD_BYTES
+from deltaformat.fields import check_step
 from deltaformat.follower import Follower
 from deltaformat.gpu.engines import DeviceChoice
 from deltaformat.history import History, State
@@ -32,7 +33,7 @@ from deltaformat.records import (
     check_name,
 )
 from deltaformat.singlewriter import SingleWriterStorage
-from deltaformat.stager import Progress, Stager, check_step
+from deltaformat.stager import Progress, Stager
 from deltaformat.staging import Select
 from deltaformat.storage import probe
 from deltaformat.sync import CheckpointSync

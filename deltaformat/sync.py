@@ -23,7 +23,7 @@ from deltaformat.blocks import Bytes
 from deltaformat.changefile import sync_directory
 from deltaformat.context import Context, load_map
 from deltaformat.errors import ConflictError, ErrorCode, MalformedError, MissingError, StoreError
-from deltaformat.lineage import Held, catch_up, find_commit
+from deltaformat.lineage import Held, catch_up, check_choice, find_commit
 from deltaformat.locks import open_lock, try_lock
 from deltaformat.metrics import Meter
 from deltaformat.records import Commit
@@ -164,6 +164,7 @@ class CheckpointSync:
                 "is closed, or was made before this process was forked; make a new one",
                 where=str(self._target),
             )
+        step, seq = check_choice(step, seq)
         try:
             return self._update(step, seq)
         except OSError as error:

@@ -15,6 +15,7 @@ from deltaformat import ijson
 from deltaformat.commitinfo import CommitFuture, CommitInfo
 from deltaformat.context import Context
 from deltaformat.errors import CommitUnknown, ConflictError, ErrorCode, InconsistentError, MalformedError
+from deltaformat.fields import check_step
 from deltaformat.gpu.survey import DeviceTensor
 from deltaformat.history import State, ancestors_for
 from deltaformat.inputs import Tensors, total_bytes
@@ -28,7 +29,6 @@ from deltaformat.stager import (
     Progress,
     Staged,
     Stager,
-    check_step,
     held_error,
 )
 from deltaformat.tensors import HostTensor

@@ -295,7 +295,7 @@ def test_watching_ends_early(monkeypatch):
 
 
 def test_a_directory_that_may_still_be_loaded_is_not_written(tmp_path):
-    """For `hold` seconds after the link has left it; then the newest comes. What is asked for does not wait."""
+    """For `hold` seconds after the link left it; then the newest comes. What is asked for need not wait."""
     store = df.create(DictStorage(), block_bytes=BLOCK)
     out = tmp_path / "out"
     committed(store, [0])
@@ -318,3 +318,20 @@ def test_a_directory_that_may_still_be_loaded_is_not_written(tmp_path):
         assert kept.update().step == 3
         assert out.resolve() == first
         assert kept.update(2).step == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"step": 1, "seq": 1}, {"step": -1}, {"seq": "1"}, {"step": 1.0}, {"seq": True}, {"step": 1 << 53}],
+)
+def test_what_no_version_can_be_is_refused(tmp_path, asked):
+    """Before what was staged is given up."""
+    store = df.create(DictStorage(), block_bytes=BLOCK)
+    committed(store, [0, 1])
+    with store.follower(framework="np") as follower:
+        staged = follower.stage(step=0)
+        with pytest.raises(MalformedError):
+            follower.stage(**asked)
+        staged.commit()
+    with store.sync(tmp_path / "out") as kept, pytest.raises(MalformedError):
+        kept.update(**asked)

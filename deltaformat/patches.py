@@ -74,6 +74,12 @@ class BlockChange:
     values: Elements
     old: Elements | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        arrays = (self.positions, self.values, self.old)
+        return sum(array.nbytes for array in arrays if array is not None)
+
 
 @dataclass(slots=True, eq=False)
 class TensorChange:

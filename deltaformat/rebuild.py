@@ -94,6 +94,7 @@ class Rebuilder:
         self._sources = sources
         self._digest = algorithm
         self._block_bytes = block_bytes
+        self.memory_budget = memory_budget
         self._budget = max(1, min(memory_budget // 2, BATCH_BYTES))
         self._max_block = max(memory_budget, BLOCKS_OF_A_CHAIN * block_bytes)
         self._threads = max(1, threads)

@@ -9,7 +9,7 @@ files read-only; when the leader has ended, however it did, the next that looks 
 | `state.json` | generation, version, layout; while an update is being written also `next`: what it leads to |
 | `layout-N.json` | the tensors, and where each lies, since generation N |
 | `data-N` | canonical bytes of the tensors that came or changed their form with generation N |
-| `changes-N` | what generation N changed in place (see `changefile`) |
+| `changes-N` | what generation N changed in place (see `changefile`); old and large ones are deleted |
 
 An update is written so: (1) new tensors into `data-N`, the layout into `layout-N.json`, the changes, as
 absolute values, into `changes-N`; (2) with `reading` locked against all readers, `state.json` says `next`;
@@ -52,6 +52,9 @@ __all__ = ["KEPT_CHANGES", "SharedMirror"]
 FORMAT = "deltaformat-mirror/1"
 KEPT_CHANGES = 8
 """Updates that a reader may be behind before it must read all tensors anew."""
+KEPT_SHARE = 4
+KEPT_BYTES = 16 << 20
+"""The files of changes have a quarter of the tensors' bytes, or so many, if that is more."""
 READERS_TIMEOUT_S = 60.0
 POLL_S = 0.005
 _ALIGNMENT = 64
@@ -382,13 +385,23 @@ class SharedMirror:
         current = 0 if self.state is None else self.state.generation
         used = {f"data-{place.file}" for place in self._places.values()}
         used |= {f"layout-{self._layout}.json", "state.json", "lock", "reading"}
-        used |= {f"changes-{number}" for number in range(current - KEPT_CHANGES + 1, current + 1)}
+        used |= {f"changes-{number}" for number in self._kept_changes(current)}
         with suppress(OSError):  # what cannot be deleted now is deleted another time
             for path in self._directory.iterdir():
                 if path.name not in used and re.fullmatch(r"(data|layout|changes|state)[-.].*", path.name):
                     path.unlink(missing_ok=True)
         files = {place.file for place in self._places.values()}
         self._files = {number: data for number, data in self._files.items() if number in files}
+
+    def _kept_changes(self, current: int) -> Iterator[int]:
+        """Which files of changes are kept, newest first."""
+        left = max(self.nbytes // KEPT_SHARE, KEPT_BYTES)
+        for number in range(current, max(0, current - KEPT_CHANGES), -1):
+            with suppress(OSError):
+                left -= self._path("changes", number).stat().st_size
+            if left < 0:
+                return
+            yield number
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -106,6 +106,7 @@ def stage_changes(
     *,
     meter: Meter,
     progress: Callable[[int], object] = lambda _: None,
+    max_bytes: int | None = None,
 ) -> ChangeSet:
     """Find what turns the tensors at hand into `version`'s; they are only read.
 
@@ -119,8 +120,10 @@ def stage_changes(
         allocate: Makes room for those that are new or have another form.
         meter: Counts phases.
         progress: Called with decoded bytes, block by block.
+        max_bytes: The most bytes of changes to gather, new tensors aside.
 
     Raises:
+        OverflowError: There are more than `max_bytes`.
         MissingError, CorruptError, MalformedError, LimitError, StoreError: a block cannot be rebuilt.
     """
     block_bytes = context.descriptor.block_bytes
@@ -153,8 +156,12 @@ def stage_changes(
             return name, None, data.size
         return name, compare_block(data, held.content(name)[start:end], start, specs[name].dtype), data.size
 
+    gathered = 0
     for name, change, size in context.rebuilder.changes(version, base, take, place, kept=kept, meter=meter):
         if change is not None:
+            gathered += change.nbytes
+            if max_bytes is not None and gathered > max_bytes:
+                raise OverflowError
             changes.setdefault(name, TensorChange(*specs[name])).blocks.append(change)
         progress(size)
     removed = tuple(name for name in held.specs if name not in specs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +79,8 @@ class CheckpointSync:
     One process at a time keeps a directory; it may be killed at any moment: the next one goes on. Not safe
     for concurrent use by threads.
 
-    Memory: what changes, or the store's memory budget where every block is read.
+    Memory: what changes, at most the store's memory budget (where more changes every block that differs is
+    read in its place), and that budget again in flight.
     """
 
     def __init__(
@@ -202,11 +204,18 @@ class CheckpointSync:
             planned = catch_up(self._context, held, commit, version, version)
             # Where most is read anew the changes would be as large as the checkpoint.
             if 2 * int((planned.fresh == NOT_FRESH).sum()) <= version.block_count:
-                changes = stage_changes(
-                    self._context, planned, slot, _nothing, meter=meter, progress=self._counting(planned)
-                )
-                self._held.pop(slot.path, None)
-                written = slot.patch(changes, commit, version)
+                with suppress(OverflowError):  # more than may be in memory: then in their places
+                    changes = stage_changes(
+                        self._context,
+                        planned,
+                        slot,
+                        _nothing,
+                        meter=meter,
+                        progress=self._counting(planned),
+                        max_bytes=self._context.rebuilder.memory_budget,
+                    )
+                    self._held.pop(slot.path, None)
+                    written = slot.patch(changes, commit, version)
         patched = written is not None
         if written is None:
             self._held.pop(slot.path, None)

@@ -335,3 +335,47 @@ def test_what_no_version_can_be_is_refused(tmp_path, asked):
         staged.commit()
     with store.sync(tmp_path / "out") as kept, pytest.raises(MalformedError):
         kept.update(**asked)
+
+
+def test_large_changes_are_not_kept(tmp_path, monkeypatch):
+    """A mirror's files of changes have a share of the tensors' bytes; who needs one that is gone reads in
+    place."""
+    monkeypatch.setattr(sharedmirror, "KEPT_BYTES", 6000)
+    store = df.create(DictStorage(), block_bytes=BLOCK)
+    mirror = tmp_path / "m"
+    with (
+        store.follower(mirror=f"file:{mirror}", framework="np") as leader,
+        store.follower(mirror=f"file:{mirror}", framework="np") as near,
+        store.follower(mirror=f"file:{mirror}", framework="np") as far,
+    ):
+        lives = [arrays(seed) for seed in range(3)]
+        committed(store, [0])
+        for follower, live in zip((leader, near, far), lives, strict=True):
+            take(follower, live)
+        sizes = []
+        for step in range(1, 6):
+            committed(store, [step])
+            take(leader, lives[0])
+            assert not take(near, lives[1]).whole
+            assert content(lives[1]) == truth(step)
+            kept = {path.name: path.stat().st_size for path in mirror.glob("changes-*")}
+            assert f"changes-{step + 1}" in kept
+            assert sum(kept.values()) <= 6000
+            sizes.append(len(kept))
+        assert max(sizes) < 5, sizes
+        assert take(far, lives[2]).whole
+        assert content(lives[2]) == truth(5)
+
+
+def test_a_sync_of_large_changes_stays_within_its_memory(tmp_path, in_place):
+    """What does not fit is written to its place, block by block."""
+    storage = DictStorage()
+    committed(df.create(storage, block_bytes=BLOCK), [0, 1, 2])
+    store = df.open(storage, memory_budget=100)
+    with store.sync(tmp_path / "out", in_place=in_place) as kept:
+        kept.update(0)
+        kept.update(1)
+        report = kept.update(2)
+    assert not report.patched
+    assert 0 < report.written_bytes < report.nbytes
+    assert content(load_checkpoint(tmp_path / "out")) == truth(2)

@@ -204,12 +204,16 @@ class Slot:
         (self.path / CHANGES).unlink(missing_ok=True)
         (self.path / STATE).unlink(missing_ok=True)
         self.state = None
-        if self.specs != wanted or self._checkpoint is None:
+        new = self.specs != wanted or self._checkpoint is None
+        if new:
             self.clear_weights()
             lay_out_checkpoint(self.path, list(wanted.values()), max_shard_bytes=max_shard_bytes)
             sync_directory(self.path)
             self._open()
-        missing = np.flatnonzero(~blocks_held(self._context, version, self))
+        if new:  # holes: all is wanted, and not worth a look
+            missing = np.arange(version.block_count)
+        else:
+            missing = np.flatnonzero(~blocks_held(self._context, version, self))
         total = int(version.block_lengths(missing, self._context.descriptor.block_bytes).sum())
         so_far = 0
 

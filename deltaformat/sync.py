@@ -10,10 +10,11 @@ a server must not load it.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -106,15 +107,18 @@ class CheckpointSync:
         self._progress = progress or (lambda done, total: None)
         self._target = Path(os.path.abspath(directory))
         self._home = self._target.parent / f".{self._target.name}{PREFIX}"
-        self._check_target()
         place = self._target if in_place else self._home
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            self._lock = open_lock(place / f"{PREFIX}.lock")
-        except OSError as error:
-            raise _failed(self._target, error) from error
-        if not try_lock(self._lock):
-            self._lock.close()
+        with ExitStack() as opened:
+            try:
+                self._check_target()
+                place.mkdir(parents=True, exist_ok=True)
+                self._lock = opened.enter_context(open_lock(place / f"{PREFIX}.lock"))
+                locked = try_lock(self._lock)
+            except OSError as error:
+                raise _failed(self._target, error, "keep") from error
+            if locked:
+                opened.pop_all()
+        if not locked:
             raise ConflictError(
                 ErrorCode.ALREADY_EXISTS,
                 "another process keeps this directory; end it first",
@@ -331,7 +335,10 @@ def _nothing(specs: list[TensorSpec]) -> dict[str, Bytes]:
     return {}
 
 
-def _failed(target: Path, error: OSError) -> StoreError:
-    return StoreError(
-        ErrorCode.STORE_FAILED, f"cannot write the checkpoint: {error.strerror or error}", where=str(target)
-    )
+def _failed(target: Path, error: OSError, what: str = "write") -> StoreError:
+    reason = error.strerror or error
+    if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+        reason = f"{reason} (its file system may have no file locks; give a directory on another)"
+    passing = error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSYS, errno.ENAMETOOLONG)
+    message = f"cannot {what} the checkpoint: {reason}"
+    return StoreError(ErrorCode.STORE_FAILED, message, where=str(target), passing=passing)

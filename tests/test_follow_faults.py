@@ -379,3 +379,49 @@ def test_a_sync_of_large_changes_stays_within_its_memory(tmp_path, in_place):
     assert not report.patched
     assert 0 < report.written_bytes < report.nbytes
     assert content(load_checkpoint(tmp_path / "out")) == truth(2)
+
+
+def test_a_first_sync_does_not_read_what_it_laid_out(tmp_path, monkeypatch, in_place):
+    """It knows that there is nothing yet; a second look at what is there goes over the digests."""
+    looks = []
+
+    def look(context, version, held):
+        looks.append(version)
+        return blocks_held(context, version, held)
+
+    blocks_held = slots.blocks_held
+    monkeypatch.setattr(slots, "blocks_held", look)
+    store = df.create(DictStorage(), block_bytes=BLOCK)
+    committed(store, [0, 1])
+    with store.sync(tmp_path / "out", in_place=in_place) as kept:
+        kept.update(1)
+        assert not looks
+        kept.update(0)
+        assert content(load_checkpoint(tmp_path / "out")) == truth(0)
+        kept.update(1)
+        kept.update(0)
+    assert looks
+    assert content(load_checkpoint(tmp_path / "out")) == truth(0)
+
+
+@pytest.mark.parametrize("failing", ["flock", "iterdir"])
+def test_a_file_system_without_locks(tmp_path, monkeypatch, in_place, failing):
+    """What the system says, and what to do; no traceback, and no file stays open."""
+    import errno
+    import fcntl
+    from pathlib import Path
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    if failing == "iterdir":
+        (tmp_path / "out").mkdir()
+        monkeypatch.setattr(Path, "iterdir", fail)
+    else:
+        monkeypatch.setattr(fcntl, "flock", fail)
+    store = df.create(DictStorage(), block_bytes=BLOCK)
+    with pytest.raises(StoreError, match=r"not implemented.*no file locks") as caught:
+        store.sync(tmp_path / "out", in_place=in_place)
+    assert not caught.value.passing
+    monkeypatch.undo()
+    store.sync(tmp_path / "out", in_place=in_place).close()

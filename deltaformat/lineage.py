@@ -1,10 +1,12 @@
 """Which versions lie between two commits, and what they change: the maps that catching up needs (SPEC 13).
 
-Where that cannot be told (another lineage, too many versions, a collected one), every block is read anew.
+Where that cannot be told (another lineage, a collected version, too many for the walk or the memory budget),
+every block is read anew.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,8 @@ __all__ = ["MAX_HOPS", "Held", "catch_up", "check_choice", "find_commit"]
 
 MAX_HOPS = 64
 """Versions to walk at most; beyond, what they change comes to as much as the weights."""
+
+CONCURRENT_MAPS = 8
 
 Mask = npt.NDArray[np.bool_]
 
@@ -63,12 +67,17 @@ def catch_up(
     down, up = paths
     block_bytes = context.descriptor.block_bytes
     try:
-        maps = [whole if entry.seq == commit.seq else load_map(context, entry) for entry in up[1:]]
+        between = [*down[1:-1], *(up if len(down) > 1 else up[1:])]
+        found = _load_maps(context, [entry for entry in between if entry.seq != commit.seq])
+        if found is None:
+            return unread(target)
+        found[commit.seq] = whole
+        maps = [found[entry.seq] for entry in up[1:]]
         if len(down) == 1:
             base, usable = held.version, held.usable
         else:
-            base = whole if up[0].seq == commit.seq else load_map(context, up[0])
-            passed = [load_map(context, entry) for entry in down[1:-1]]
+            base = found[up[0].seq]
+            passed = [found[entry.seq] for entry in down[1:-1]]
             origin, at = untouched(base, [*passed, held.version], block_bytes=block_bytes)
             usable = np.zeros(base.block_count, np.bool_)
             usable[origin[held.usable[at]]] = True
@@ -77,6 +86,18 @@ def catch_up(
     if len(maps) == 1 and target is whole and usable.all():
         return target
     return compose(target, maps, base, usable, block_bytes=block_bytes)
+
+
+def _load_maps(context: Context, commits: list[Commit]) -> dict[int, VersionMap] | None:
+    """Maps by seq, several fetched at a time; None where they would take more than the memory budget."""
+    nbytes = sum(ref.content_size for entry in commits for ref in entry.manifests)
+    if len(commits) > 1 and nbytes > context.rebuilder.memory_budget:
+        return None
+    if len(commits) < 2:
+        return {entry.seq: load_map(context, entry) for entry in commits}
+    with ThreadPoolExecutor(CONCURRENT_MAPS) as pool:
+        maps = list(pool.map(lambda entry: load_map(context, entry), commits))
+    return {entry.seq: version for entry, version in zip(commits, maps, strict=True)}
 
 
 def _paths(context: Context, start: Commit, target: Commit) -> tuple[list[Commit], list[Commit]] | None:

@@ -425,3 +425,26 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, in_place, failing):
     assert not caught.value.passing
     monkeypatch.undo()
     store.sync(tmp_path / "out", in_place=in_place).close()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_maps_between_have_a_bound(fits):
+    """Beyond the memory budget every block is read anew; the bits are the same."""
+    watched = Recorder(DictStorage())
+    infos = committed(df.create(watched, block_bytes=BLOCK), range(6))
+    keys = {ref.key: ref for ref in infos_manifests(watched, infos)}
+    between = sum(ref.content_size for ref in list(keys.values())[1:5])
+    store = df.open(watched, memory_budget=between - (not fits))
+    with store.follower(framework="np") as follower:
+        live = arrays()
+        take(follower, live, step=0)
+        watched.clear()
+        assert not take(follower, live).whole
+        assert content(live) == content(follower.state_dict()) == truth(5)
+    read = {call.key for call in watched.of("get", "manifests/")}
+    assert read == (set(keys) - {next(iter(keys))} if fits else {list(keys)[-1]})
+
+
+def infos_manifests(storage, infos):
+    store = df.open(storage)
+    return [ref for info in infos for ref in store.version(seq=info.seq).commit.manifests]

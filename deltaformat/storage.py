@@ -35,6 +35,7 @@ __all__ = [
     "ReadsInto",
     "Storage",
     "chunks_of",
+    "least_poll",
     "open_storage",
     "probe",
 ]
@@ -70,7 +71,8 @@ class Storage(Protocol):
     absence (DF-STO-04).
 
     A storage whose *create* is more than one operation of the store (look, then put) says so by an attribute
-    `exclusive_create` that is False: no probe from outside could find that out.
+    `exclusive_create` that is False: no probe from outside could find that out. One that limits how often it
+    may be asked says by `least_poll_seconds` how long followers wait between two looks at least.
     """
 
     @property
@@ -129,6 +131,11 @@ class ReadsInto(Protocol):
     def read_into(self, key: str, start: int, out: Bytes) -> None:
         """Fill `out` with an object's bytes from `start` on; errors as of `get_ranges`."""
         ...
+
+
+def least_poll(storage: Storage) -> float:
+    """Seconds between two looks at what is new, at least (see `Storage`)."""
+    return float(getattr(storage, "least_poll_seconds", 0.0))
 
 
 def chunks_of(data: Data) -> Sequence[Buffer]:

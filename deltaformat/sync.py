@@ -31,6 +31,7 @@ from deltaformat.metrics import Meter
 from deltaformat.records import Commit
 from deltaformat.slots import PREFIX, Slot
 from deltaformat.staging import blocks_held, specs_of, stage_changes
+from deltaformat.storage import least_poll
 from deltaformat.tensors import TensorSpec
 from deltaformat.versionmap import NOT_FRESH, VersionMap
 
@@ -147,6 +148,11 @@ class CheckpointSync:
         """`seq:root` of the version that the directory holds, as far as is known; None without one."""
         slot = self._current()
         return None if slot is None or slot.state is None else slot.state.version
+
+    @property
+    def least_poll(self) -> float:
+        """Seconds to wait between two looks for the newest version, at least: some stores limit requests."""
+        return least_poll(self._context.storage)
 
     def update(self, step: int | None = None, seq: int | None = None) -> SyncReport | None:
         """Bring the directory to a version.

@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import contextmanager
 from datetime import timedelta
+from operator import methodcaller
 
 import numpy as np
 import pytest
@@ -448,3 +449,31 @@ def test_maps_between_have_a_bound(fits):
 def infos_manifests(storage, infos):
     store = df.open(storage)
     return [ref for info in infos for ref in store.version(seq=info.seq).commit.manifests]
+
+
+def test_a_store_says_how_often_it_is_asked(monkeypatch, tmp_path):
+    """Followers and sync wait as long as it says, where they would wait less."""
+    from deltaformat.cli import main
+
+    waits = []
+
+    def pause(seconds, stop):
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(polling, "pause", pause)
+    storage = DictStorage()
+    storage.least_poll_seconds = 2.0
+    store = df.create(storage, block_bytes=BLOCK)
+    committed(store, [0])
+    with store.follower(framework="np") as follower:
+        for poll in (0.1, 5.0):
+            waits.clear()
+            with pytest.raises(KeyboardInterrupt):
+                list(map(methodcaller("commit"), follower.watch(poll=poll)))
+            assert waits == [max(poll, 2.0)] * 3
+    monkeypatch.setattr(df, "open", lambda *arguments, **options: store)
+    waits.clear()
+    assert main(["sync", "x", str(tmp_path / "out"), "--watch", "--poll", "0.1"]) == 130
+    assert waits == [2.0] * 3

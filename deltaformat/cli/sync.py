@@ -127,7 +127,8 @@ def _watch(kept: df.CheckpointSync, options: argparse.Namespace, console: Consol
     def failed(error: StoreError, wait: float) -> None:
         console.failure(f"{error.where}: {error.message}; trying again in {wait:.0f} s", error.code.value)
 
-    for report in watch(lambda: bars.around(kept.update), poll=options.poll, on_error=failed):
+    poll = max(options.poll, kept.least_poll)
+    for report in watch(lambda: bars.around(kept.update), poll=poll, on_error=failed):
         _tell(report, store, options, console)
 
 

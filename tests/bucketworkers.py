@@ -6,6 +6,7 @@ import random
 import time
 from functools import partial
 
+import numpy as np
 from tinystore import content, truth, weights
 
 import deltaformat as df
@@ -66,40 +67,42 @@ def race(url, options, own, commits, barrier):
     return acknowledged, unknown, conflicts
 
 
-def follow(url, options, branch, last, barrier):
-    """Follow a branch to step `last`, from version to version; every one is compared bit by bit.
+def follow(url, options, branch, mirror, last, barrier):
+    """Follow a branch to step `last`, through a mirror of one's own or one that is shared; every version is
+    compared bit by bit.
 
     Returns:
         The steps that were seen, in order.
     """
     hasten()
     store = df.open(url, storage_options=options)
-    seen, previous, tensors = [], None, {}
-    barrier.wait()
-    while not seen or seen[-1] < last():
-        try:
-            version = store.version(branch=branch)
-            if previous is not None and version.seq == previous.seq:
+    seen = []
+    live = {name: np.zeros_like(np.array(tensor)) for name, tensor in weights(0, SEEDS[branch]).items()}
+    with store.follower(branch=branch, mirror=mirror, framework="np") as follower:
+        barrier.wait()
+        while not seen or seen[-1] < last():
+            try:
+                staged = follower.stage()
+            except df.errors.MissingError:
+                staged = None  # nothing there yet
+            except StoreError as error:
+                if "the store failed" not in error.message:
+                    raise
+                continue
+            if staged is None:
                 time.sleep(0.02)
                 continue
-            tensors = version.state_dict() if previous is None else version.follow(previous, tensors)
-        except df.errors.MissingError:
-            time.sleep(0.02)  # nothing there yet
-            continue
-        except StoreError as error:
-            if "the store failed" not in error.message:
-                raise
-            continue
-        assert content(tensors) == truth(version.step, SEEDS[branch]), f"step {version.step} differs"
-        previous = version
-        seen.append(version.step)
+            staged.apply_to(live)
+            assert content(live) == truth(staged.step, SEEDS[branch]), f"step {staged.step} differs"
+            staged.commit()
+            seen.append(staged.step)
     return seen
 
 
-def follow_until(url, options, branch, last, done, barrier):
+def follow_until(url, options, branch, mirror, last, done, barrier):
     """`follow`, until the event `done` is set and the head it leaves is reached."""
 
     def wanted():
         return last.value if done.is_set() else 1 << 60
 
-    return follow(url, options, branch, wanted, barrier)
+    return follow(url, options, branch, mirror, wanted, barrier)

@@ -61,12 +61,11 @@ class Follower:
 
     The old values that pieces apply to are in a mirror. A private one is in this process's memory. One that
     is shared (`shm:`, `file:`) serves all processes of a host that open it under the same name: the first
-    leads, that is, it alone reads weights from the store and writes the mirror; the others get from it what
-    changed, and read that version's record and manifest. When the leader ends, another takes over, and
-    completes what it may have left half done. A leader that lives and does not go on holds up the others; one
-    that reads in place without end holds up the leader, whose `commit` fails after 60 s and may be tried
-    again. A mirror that is there already is checked against its version's digests, and what is damaged is
-    read anew.
+    leads: it alone reads weights from the store and writes the mirror; the others get what changed from it,
+    and read records and the manifest. When the leader ends, another takes over, and completes what it left
+    half done. A leader that lives and does not go on holds up the others; one that reads in place without end
+    holds up the leader, whose `commit` fails after 60 s and may be tried again. A mirror that is there is
+    checked against its version's digests, and what is damaged is read anew.
 
     Memory: a private mirror has the tensors' bytes; a staged version what changes, and tensors that are new.
     Not safe for concurrent use by threads.
@@ -178,7 +177,7 @@ class Follower:
                     staged, missing = None, error
                 left = deadline - time.monotonic()
                 if staged is None and left > 0:
-                    time.sleep(min(self._least_poll(POLL_S), left))
+                    time.sleep(min(max(POLL_S, least_poll(self._context.storage)), left))
                     continue
                 if missing is not None:
                     raise missing
@@ -204,17 +203,14 @@ class Follower:
         Args:
             poll: Seconds between two looks; a store that limits requests is asked less often.
             stop: Asked between looks, and twice a second in longer waits; ends the iteration.
-            on_error: Told of every failure that may pass, and how many seconds are waited then. By default
-                the first of several gives a RuntimeWarning; `status` tells the last.
+            on_error: Told of failures that may pass, and of the wait; by default one RuntimeWarning tells.
 
         Raises:
             As for `stage`, but of StoreError only those that do not pass (see `StoreError.passing`); iterate
             anew to go on.
         """
-        return polling.watch(self.stage, poll=self._least_poll(poll), stop=stop, on_error=on_error)
-
-    def _least_poll(self, poll: float) -> float:
-        return max(poll, least_poll(self._context.storage))
+        poll = max(poll, least_poll(self._context.storage))
+        return polling.watch(self.stage, poll=poll, stop=stop, on_error=on_error)
 
     def _attempt(self, step: int | None, seq: int | None) -> Staged | None:
         mirror = self._mirror

@@ -42,6 +42,12 @@ _RETRIED = re.compile(r", after [1-9][0-9]* retries")
 _BEYOND = re.compile(r"invalid range|range was invalid|object was only", re.IGNORECASE)
 # With 409 S3 tells of a race that has no winner yet; Azure, that the object exists.
 _RACING = re.compile(r"ConditionalRequestConflict|OperationAborted")
+# Where the body of a reply begins that an error's text holds; what of it may be shown.
+_BODY = re.compile(r"(?<=status code: )[0-9]{3}[^:<\n]*|(?=<)")
+_SHOWN_TAGS: Final = (
+    re.compile(r"<Code>([A-Za-z0-9._-]{1,100})</Code>"),
+    re.compile(r"<Message>([^<>\n]{1,200})"),
+)
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 _CREDENTIALS: Final = {  # by how the client calls itself in its errors
     "Generic S3 error": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true"
@@ -293,6 +299,15 @@ def _told(error: Exception, key: str) -> DeltaFormatError:
 
 
 def _first_line(text: str) -> str:
-    """The first line of an error's text, without what may be secret."""
-    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    """The first line of an error's text, without what may be secret.
+
+    Of a reply's body the code and the message at most: what else is in it (tokens, key ids, what was signed)
+    may be credentials.
+    """
+    body = _BODY.search(text)
+    said = text[: body.end()].strip() if body else text.strip()
+    line = said.splitlines()[0] if said else "no reason given"
+    if body:
+        shown = [match[1] for tag in _SHOWN_TAGS if (match := tag.search(text, body.end()))]
+        line = ": ".join([line.rstrip(": "), *shown])
     return redact(line)[:_SHOWN]

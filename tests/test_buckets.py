@@ -6,9 +6,10 @@ import os
 import secrets
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import azurite
@@ -221,6 +222,64 @@ def test_credentials_of_a_profile(s3_server, shared_store, tmp_path, monkeypatch
     ):
         monkeypatch.setenv(name, value)
     assert df.open(shared_store).version().step == 1
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers everything with `status` and `body`."""
+
+    status, body = 400, b""
+
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_PUT = do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, format, *arguments):
+        pass
+
+
+@contextmanager
+def serving(handler):
+    """A server on loopback; its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (400, "<Code>ExpiredToken</Code><Message>It has expired.</Message><Token-0>SECRET</Token-0>",
+         "400 Bad Request: ExpiredToken: It has expired."),
+        (403, "<AWSAccessKeyId>SECRET</AWSAccessKeyId><Code>InvalidAccessKeyId</Code>", "InvalidAccessKeyId"),
+        (400, "<Code>SECRET of another kind</Code><StringToSign>SECRET</StringToSign>", "400 Bad Request"),
+        (400, None, "400 Bad Request"),
+    ],
+)  # fmt: skip
+def test_a_reply_is_not_repeated(status, body, words):
+    """DF-SEC-02: of a refusal's body its code and message are shown, and nothing else of it."""
+    whole = '{"token": "SECRET"}' if body is None else f'<?xml version="1.0"?><Error>{body}</Error>'
+    handler = type("Handler", (Refusing,), {"status": status, "body": whole.encode()})
+    with serving(handler) as endpoint:
+        options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+        storage = open_storage("s3://b/x", options={**options, "retry_seconds": "0.2"})
+        for call in (
+            lambda: storage.get(KEY),
+            lambda: storage.put(KEY, b""),
+            lambda: list(storage.list("log/")),
+        ):
+            text = told(call)
+            assert words in text
+            assert "SECRET" not in text
 
 
 # -- URLs ----------------------------------------------------------------------------------------------------

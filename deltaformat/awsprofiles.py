@@ -80,7 +80,11 @@ def profile_options(given: Mapping[str, object], environment: Mapping[str, str])
 def _section(path: str, name: str) -> dict[str, str]:
     parser = configparser.RawConfigParser()
     try:
-        parser.read(Path(path).expanduser(), encoding="utf-8")
+        found = Path(path).expanduser()
+    except RuntimeError:
+        return {}  # nobody's home: a container's user that no file knows, say
+    try:
+        parser.read(found, encoding="utf-8")
         return dict(parser[name]) if parser.has_section(name) else {}
     except (OSError, UnicodeError, configparser.Error) as error:
         # Its text may quote a line of the file.

@@ -14,7 +14,7 @@ from deltaformat.blocks import byte_view
 from deltaformat.errors import ErrorCode, MalformedError, MissingError, StoreError
 from deltaformat.hubclient import HubClient
 from deltaformat.keys import parse_key
-from deltaformat.retrying import Retry
+from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Retry, seconds_option
 from deltaformat.storage import (
     Buffers,
     Data,
@@ -59,17 +59,10 @@ def open_hub_bucket(url: str, options: Mapping[str, str]) -> Storage:
         raise MalformedError(
             ErrorCode.INPUT_INVALID, f"no option {unknown[0]!r} for hf://", where="storage_options"
         )
-    try:
-        seconds = [float(options.get(name, 30.0)) for name in ("timeout", "retry_seconds")]
-    except ValueError:
-        raise MalformedError(
-            ErrorCode.INPUT_INVALID, "timeout and retry_seconds are numbers", where="storage_options"
-        ) from None
+    timeout = seconds_option(options, "timeout", 30.0)
+    retry = Retry(seconds=seconds_option(options, "retry_seconds", RETRY_SECONDS), again=TRIES_AGAIN)
     client = HubClient(
-        endpoint=options.get("endpoint"),
-        token=options.get("token"),
-        timeout=seconds[0],
-        retry=Retry(seconds=seconds[1]),
+        endpoint=options.get("endpoint"), token=options.get("token"), timeout=timeout, retry=retry
     )
     return HubBucketStorage(client, f"{match[1]}/{match[2]}", prefix)
 

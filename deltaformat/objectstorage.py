@@ -57,14 +57,16 @@ _CREDENTIALS: Final = {  # by how the client calls itself in its errors
     " AZURE_USE_AZURE_CLI=true after `az login`",
 }
 _MAY_PASS = {408, 409, 425, 429}  # and all from 500 on
+_BUSY = {429, 503}
 
 
 class ObstoreStorage:
     """A store behind obstore: memory, and any other of its stores.
 
-    What may pass (timeouts, dropped connections, 429, 5xx) is tried again until `retry` gives up. obstore
-    itself repeats most of it, goes on with a body that was cut off, and does not see Retry-After; it does not
-    repeat a write that timed out, which here is safe: a key's bytes never change, and the hint may be any.
+    What may pass (timeouts, dropped connections, 429, 5xx) is tried again until `retry` gives up; writes too,
+    since a key's bytes never change, and the hint may be any. obstore may repeat some itself, goes on then
+    with a body that was cut off, and does not tell when a server asked to be left alone (Retry-After): after
+    429 and 503 the pause is `retry.busy` at least.
 
     obstore's runtime has threads, which a forked child does not have: start processes that use it by "spawn"
     or "forkserver", not by "fork". (`LocalStorage` has none, and may be used in a forked child.)
@@ -201,7 +203,7 @@ class ObstoreStorage:
             except Exception as error:
                 # Object stores list in order, so the listing goes on where it broke off. (Memory, which does
                 # not, does not fail in ways that pass.)
-                if not _may_pass(error) or not pauses.wait():
+                if not _may_pass(error) or not pauses.wait(self._least_pause(error)):
                     raise _told(error, prefix or self._url) from None
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -226,6 +228,9 @@ class ObstoreStorage:
 
         self._pursue(keys[0], run)
 
+    def _least_pause(self, error: Exception) -> float:
+        return min(self._retry.busy, self._retry.seconds / 4) if _status(error) in _BUSY else 0.0
+
     def _pursue(self, key: str, run: Callable[[], T], *, writing: bool = False) -> T:
         """Do it, again and again while it fails in a way that may pass."""
         pauses = Pauses(self._retry)
@@ -238,7 +243,7 @@ class ObstoreStorage:
             except Exception as error:
                 told = _told(error, key)
                 passing = type(told) is StoreError and _may_pass(error)
-                if not passing or not pauses.wait():
+                if not passing or not pauses.wait(self._least_pause(error)):
                     refused = writing and not (passing or unsure or _RETRIED.search(str(error)))
                     if refused and _status(error) is not None and type(told) is StoreError:
                         # DF-CMT-03: the first answer was a refusal, so there is nothing to be unsure of.

@@ -95,8 +95,9 @@ def open(
             such as `file:///data/base/`.
         storage_options: For buckets: options of the client by their names in obstore, such as `endpoint` and
             `region`, which come before the environment; `timeout`, the seconds that a small request may take
-            (30), and `retry_seconds`, how long a request that fails is tried again (30). Credentials are best
-            left to the environment, or the profile or token that the bucket's own tools use.
+            (30), and `retry_seconds`, how long a request that fails is tried again (30; and twice at least,
+            however long a try takes). Credentials are best left to the environment, or the profile or token
+            that the bucket's own tools use.
 
     Raises:
         MissingError: there is no store (store-missing).

@@ -54,7 +54,7 @@ class TestFaultyS3(StorageTests):
 
     @pytest.fixture
     def storage(self, s3_server, monkeypatch):
-        monkeypatch.setattr(buckets, "Retry", partial(Retry, first=0.01, longest=0.2))
+        monkeypatch.setattr(buckets, "Retry", partial(Retry, first=0.01, longest=0.2, busy=0.01))
         faults = Faults(
             lost_request=0.1, lost_reply=0.2, unavailable=0.05, too_many=0.05, no_range=0.05, truncated=0.05
         )
@@ -224,6 +224,21 @@ def test_credentials_of_a_profile(s3_server, shared_store, tmp_path, monkeypatch
     assert df.open(shared_store).version().step == 1
 
 
+def test_without_a_home(monkeypatch):
+    """A user without a home directory has no profiles; that is no failure."""
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert open_storage("s3://bucket/run").url == "s3://bucket/run"
+    monkeypatch.setenv("AWS_PROFILE", "train")
+    assert "no AWS profile 'train'" in told(lambda: open_storage("s3://bucket/run"))
+
+
 class Refusing(BaseHTTPRequestHandler):
     """Answers everything with `status` and `body`."""
 
@@ -232,6 +247,7 @@ class Refusing(BaseHTTPRequestHandler):
     def do_GET(self):
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.send_response(self.status)
+        self.send_header("etag", '"x"')
         self.send_header("content-length", str(len(self.body)))
         self.end_headers()
         self.wfile.write(self.body)
@@ -431,6 +447,46 @@ def test_an_outage_is_told(s3_server):
         assert df.open(url, storage_options=options).log() == []
     nobody = s3_server.options(endpoint=f"http://127.0.0.1:{free_port()}", retry_seconds="0.5")
     assert "the store failed" in told(lambda: df.open(url, storage_options=nobody))
+
+
+class Breaking(Refusing):
+    """Hangs up after `seconds`, or says that it is `busy`; the first `times` tries."""
+
+    seconds, busy, times = 0.0, False, 99
+
+    def do_GET(self):
+        self.asked.append(time.monotonic())
+        if len(self.asked) > self.times:
+            super().do_GET()
+        elif self.busy:
+            self.send_error(503)
+        else:
+            time.sleep(self.seconds)
+            self.close_connection = True
+
+    do_PUT = do_GET  # noqa: N815
+
+
+@pytest.mark.parametrize("size", [1, 2 << 20])
+def test_a_long_request_is_tried_again(size):
+    """What takes longer than retry_seconds before it breaks off is tried twice more, small or large."""
+    handler = type("Handler", (Breaking,), {"asked": [], "seconds": 0.4, "times": 2, "status": 200})
+    with serving(handler) as endpoint:
+        options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+        storage = open_storage("s3://b/x", options={**options, "retry_seconds": "0.3"})
+        storage.put(PACK, b"x" * size)
+        assert len(handler.asked) == 3
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_who_is_busy_is_not_pressed(large):
+    """After 503 the server has a second before it is asked again."""
+    handler = type("Handler", (Breaking,), {"asked": [], "busy": True, "times": 1, "status": 200})
+    with serving(handler) as endpoint:
+        options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+        open_storage("s3://b/x", options=options).put(PACK, b"x" * (2 << 20 if large else 1))
+    first, second = handler.asked
+    assert second - first >= 0.99
 
 
 def test_a_listing_that_breaks_off_is_no_short_listing(s3_server):

@@ -16,7 +16,7 @@ from deltaformat.errors import (
 from deltaformat.localstorage import LocalStorage
 from deltaformat.objectstorage import ObstoreStorage
 from deltaformat.redaction import redact
-from deltaformat.retrying import Retry
+from deltaformat.retrying import Pauses, Retry
 from deltaformat.singlewriter import SingleWriterStorage
 from deltaformat.storage import NotStoredError, Storage, chunks_of, open_storage
 from deltaformat.testing import StorageTests
@@ -179,6 +179,28 @@ def test_a_race_without_a_winner_is_no_object(monkeypatch: pytest.MonkeyPatch) -
     answers.append(racing)
     hurried = ObstoreStorage(MemoryStore(), "memory://x", retry=Retry(seconds=0))
     assert code_of(lambda: hurried.create(KEY, b""), StoreError) is ErrorCode.STORE_FAILED
+
+
+def test_pauses() -> None:
+    """Time runs from the first try; some tries are made all the same, unless the server asks for too long."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    retry = Retry(seconds=30, again=2, clock=lambda: now[0], sleep=sleep, jitter=lambda: 1.0)
+    pauses = Pauses(retry)
+    for expected in (True, True, False):
+        now[0] += 31
+        assert pauses.wait() is expected
+    now[0] = 0.0
+    pauses = Pauses(retry)
+    while pauses.wait():
+        pass
+    assert 25 < now[0] <= 30
+    now[0] = 0.0
+    assert not Pauses(retry).wait(31)
+    assert not Pauses(Retry(seconds=0, again=2)).wait()
 
 
 def test_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:

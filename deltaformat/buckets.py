@@ -31,6 +31,19 @@ CLIENT_RETRIES: Final = 2  # of parts and bodies, where one who begins anew move
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _PREFIX = re.compile(r"[^\x00-\x1f\x7f\\?#%*\"<>|^`{}\[\]~]*")
 _OWN_OPTIONS: Final = ("timeout", "retry_seconds")
+# obstore has several names for one option: with a cloud's prefix, and others.
+_OPTION_PREFIXES: Final = {"s3": ("aws_",), "gs": ("google_",), "az": ("azure_storage_", "azure_")}
+_ALIASES: Final = {
+    "s3": {
+        "endpoint_url": "endpoint", "endpoint_url_s3": "endpoint", "default_region": "region",
+        "token": "session_token", "bucket_name": "bucket",
+    },
+    "gs": {"service_account_path": "service_account"},
+    "az": {
+        "access_key": "account_key", "master_key": "account_key", "sas_token": "sas_key",
+        "bearer_token": "token", "object_store_use_emulator": "use_emulator",
+    },
+}  # fmt: skip
 
 
 def open_bucket(scheme: str, url: str, options: Mapping[str, str]) -> Storage:
@@ -110,7 +123,7 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
     if any(segment in ("", ".", "..") for segment in segments):
         raise _not_a_url(f"{scheme}://{what}/prefix, whose prefix has no segment that is empty, '.' or '..'")
     place = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
-    values: dict[str, Any] = dict(options)
+    values = _named_once(scheme, options)
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     provider = None
     if scheme == "s3":
@@ -123,7 +136,7 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
             "whose container? set AZURE_STORAGE_ACCOUNT_NAME, or account_name among the options",
             where=place,
         )
-    endpoint = str(values.get("endpoint") or _endpoint(scheme))
+    endpoint = str(values.get("base_url" if scheme == "gs" else "endpoint") or _endpoint(scheme))
 
     def make(*, client_options: ClientConfig, retry_config: RetryConfig) -> ObjectStore:
         if endpoint.lower().startswith("http://"):
@@ -140,6 +153,28 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
         return store
 
     return make, place
+
+
+def _named_once(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a bucket's client, each under one name, whichever of obstore's names it was given by.
+
+    Raises:
+        MalformedError: One is given by two names.
+    """
+    values: dict[str, Any] = {}
+    for given, value in options.items():
+        name = str(given).lower()
+        for prefix in _OPTION_PREFIXES[scheme]:
+            if name.startswith(prefix):
+                name = name.removeprefix(prefix)
+                break
+        name = _ALIASES[scheme].get(name, name)
+        if name in values:
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, f"{given!a} gives {name} a second time", where="storage_options"
+            )
+        values[name] = value
+    return values
 
 
 def _names_account(values: Mapping[str, object]) -> bool:

@@ -22,8 +22,8 @@ class Retry:
 
     Attributes:
         seconds: Give up after this time, counted from the first try.
-        again: Tries after the first that are made however long each takes; else a large upload that breaks off
-            after `seconds` would not be tried again.
+        again: Tries after the first that are made however long each takes; else a large upload that breaks
+            off after `seconds` would not be tried again.
         first: The first pause; each later one is twice as long.
         longest: The longest pause.
         busy: The least pause after a server said that it has too much to do, and not when to come again.

@@ -329,6 +329,34 @@ def test_options_that_cannot_be_meant(tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://b/x", {"endpoint": ""}), ("s3://b/x", {"endpoint_url": ""}),
+        ("s3://b/x", {"aws_endpoint": ""}), ("s3://b/x", {"AWS_ENDPOINT_URL_S3": ""}),
+        ("s3://b/x", {"aws_endpoint_url": "", "aws_region": "eu-west-1", "aws_token": "t"}),
+        ("az://b/x", {"azure_endpoint": "", "azure_storage_account_name": "a"}),
+        ("az://b/x", {"endpoint": "", "account_name": "a", "azure_storage_access_key": "aGk="}),
+        ("gs://b/x", {"google_base_url": "", "skip_signature": "true"}),
+    ],
+)  # fmt: skip
+def test_options_by_all_their_names(url, options, monkeypatch):
+    """obstore has several names for one option: each serves, and an endpoint by http:// is meant so."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_")):
+            monkeypatch.delenv(name)
+    handler = type("Handler", (Refusing,), {"status": 403, "body": b"<Code>AskedHere</Code>"})
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"} if url.startswith("s3") else {}
+    keys |= {"skip_signature": "true"} if url.startswith("az") and len(options) < 3 else {}
+    with serving(handler) as endpoint:
+        given = {**keys, **{name: value or endpoint for name, value in options.items()}}
+        assert "AskedHere" in told(lambda: open_storage(url, options=given).get(KEY))
+    twice = {"aws_region": "SECRET", "region": "SECRET"}
+    text = told(lambda: open_storage("s3://b/x", options=twice), MalformedError)
+    assert "second time" in text
+    assert "SECRET" not in text
+
+
 def test_every_cloud_by_its_url(monkeypatch):
     """gs:// and az:// are opened by the same client; nothing is sent before it is asked for."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from deltaformat.context import Context, load_map
 from deltaformat.errors import ErrorCode, InconsistentError, MalformedError, MissingError
@@ -71,7 +71,7 @@ class GcReport:
     """What a collection did, or would do.
 
     Attributes:
-        dry_run: Nothing was written or deleted.
+        dry_run: Nothing was written or deleted; times were judged by this machine's clock.
         kept: Steps that stay, per branch.
         retired: Commits retired by this run: (branch, step, seq).
         deleted: Objects deleted: (key, bytes).
@@ -165,9 +165,13 @@ def _sweep(
     progress: Callable[[Progress], None],
 ) -> None:
     uses = object_uses(history)
-    times = _Times(context, history)
+    listed = list(_listed(context))
+    now = None
+    if report.dry_run:  # which makes no object to read the clock of; and deletes nothing, so ours will do
+        now = max((datetime.now(UTC), *(info.modified for info in listed)))
+    times = _Times(context, history, now=now)
     doomed = []
-    for info in _listed(context):
+    for info in listed:
         key = parse_key(info.key)
         use = uses.get(info.key)
         if use is not None and use.live:
@@ -241,15 +245,15 @@ class _Times:
     Most `retire` records are of objects that have long gone, and nobody asks for theirs.
     """
 
-    def __init__(self, context: Context, history: History) -> None:
+    def __init__(self, context: Context, history: History, *, now: datetime | None) -> None:
         self._storage = context.storage
         self._newest = history.state.seq
-        self._now: datetime | None = None
+        self._now = now
         self._retired: dict[int, datetime] = {}
 
     @property
     def now(self) -> datetime:
-        """The store's clock, read off an object made now."""
+        """The store's clock: read off an object made now, unless a time was given that stands for it."""
         if self._now is None:
             key = probe_key(secrets.token_hex(16))
             self._storage.create(key, b"{}")

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from tinystore import BLOCK, DictStorage, content, truth, weights
+from watching import Recorder
 
 import deltaformat as df
 from deltaformat.errors import (
@@ -16,6 +17,8 @@ from deltaformat.errors import (
     MalformedError,
     MissingError,
 )
+from deltaformat.keys import probe_key
+from deltaformat.localstorage import LocalStorage
 
 NOW = timedelta(0)
 POLICY = df.Policy(max_chain=3)
@@ -72,6 +75,25 @@ def test_a_grace_is_kept(tmp_path):
         for step in range(6, 9):
             writer.commit(step=step, tensors=weights(step))
     assert steps_left(store) == [5, 6, 7, 8]
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    """Who may only read can see what a collection would do; a probe's leftover needs the time, too."""
+    storage = LocalStorage(str(tmp_path))
+    store = df.create(storage, block_bytes=BLOCK)
+    with store.writer() as writer:
+        for step in range(4):
+            writer.commit(step=step, tensors=weights(step))
+    store.gc(keep_last=1, dry_run=False)
+    storage.put(probe_key("ab" * 16), b"{}")
+    watched = Recorder(storage)
+    report = df.open(watched).gc(keep_last=1, dry_run=True)
+    assert {call.operation for call in watched.calls} <= {"get", "get_ranges", "head", "list"}
+    assert report.waiting
+    assert report.deleted == []
+    due = df.open(watched).gc(keep_last=1, grace=NOW, dry_run=True)
+    assert due.deleted == store.gc(keep_last=1, grace=NOW, dry_run=False).deleted
+    assert due.deleted
 
 
 def test_a_collection_that_fails_costs_no_commit():

@@ -421,6 +421,7 @@ class _Collecting:
         self._context = context
         self._retention = retention
         self._count = 0
+        self._checked: dict[int, frozenset[str]] = {}
 
     def __call__(self) -> None:
         self._count += 1
@@ -434,6 +435,7 @@ class _Collecting:
                 keep_every=keep.keep_every,
                 grace=keep.grace,
                 dry_run=False,
+                checked=self._checked,
             )
         except DeltaFormatError as error:
             warnings.warn(f"nothing was collected this time: {error}", RuntimeWarning, stacklevel=3)

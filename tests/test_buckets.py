@@ -46,11 +46,14 @@ def fresh(bucket: str = "tests") -> str:
 class TestRealS3(StorageTests):
     @pytest.fixture
     def storage(self, s3_server) -> Storage:
+        self.secrets = (s3_server.access_key, s3_server.secret_key)
         return open_storage(fresh(), options=s3_server.options())
 
 
 class TestFaultyS3(StorageTests):
     """The same where a tenth of requests and a fifth of replies are lost, and all else goes wrong, too."""
+
+    many_objects = 50
 
     @pytest.fixture
     def storage(self, s3_server, monkeypatch):

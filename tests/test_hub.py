@@ -53,9 +53,11 @@ def fresh():
 
 class TestHubBucket(StorageTests):
     exclusive_create = False
+    many_objects = 60
 
     @pytest.fixture
-    def storage(self, hub) -> Storage:
+    def storage(self, hub, monkeypatch) -> Storage:
+        monkeypatch.setattr(hubstorage, "_DELETE_AT_ONCE", 25)
         return open_storage(fresh(), options=options(hub))
 
 
@@ -63,6 +65,7 @@ class TestLimitedHub(StorageTests):
     """The same where the Hub answers every fourth request for a file with 429."""
 
     exclusive_create = False
+    many_objects = 60
 
     @pytest.fixture
     def storage(self, hub, monkeypatch):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, StoreError
+from deltaformat.external import HUB_NAME
 from deltaformat.hubclient import HubClient
 
 __all__ = ["fetch_model", "is_model_url"]
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_MODEL = re.compile(rf"hf://({_NAME}/{_NAME})(?:@([A-Za-z0-9._/-]{{1,200}}))?/?")
+_MODEL = re.compile(rf"hf://({HUB_NAME}/{HUB_NAME})(?:@([A-Za-z0-9._/-]{{1,200}}))?/?")
 _WANTED: Final = (
     "*.safetensors",
     "*.safetensors.index.json",

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from deltaformat.blocks import byte_view
 from deltaformat.errors import ErrorCode, MalformedError, MissingError, StoreError
+from deltaformat.external import HUB_NAME
 from deltaformat.hubclient import HubClient
 from deltaformat.keys import parse_key
 from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Retry, seconds_option
@@ -31,8 +32,7 @@ __all__ = ["HubBucketStorage", "open_hub_bucket"]
 
 T = TypeVar("T")
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_BUCKET = re.compile(rf"hf://buckets/({_NAME})/({_NAME})(?:/([A-Za-z0-9._/=+,@ -]{{1,500}}))?/?")
+_BUCKET = re.compile(rf"hf://buckets/({HUB_NAME})/({HUB_NAME})(?:/([A-Za-z0-9._/=+,@ -]{{1,500}}))?/?")
 _DELETE_AT_ONCE: Final = 500
 _bars_lock = threading.Lock()
 

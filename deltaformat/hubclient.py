@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from deltaformat.blocks import Buffer
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, StoreError, UnsupportedError
 from deltaformat.redaction import redact
-from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Pauses, Retry
+from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Pauses, Retry, may_pass
 from deltaformat.storage import Ranges, check_length, check_size, missing
 
 __all__ = ["HubClient", "asked_to_wait"]
@@ -33,7 +33,6 @@ REDIRECTS: Final = 5
 READ_BYTES: Final = 1 << 20
 
 _REDIRECTS = (301, 302, 303, 307, 308)
-_MAY_PASS = {408, 409, 425, 429}
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 _XET_STATUS = re.compile(r"status client error \((40[134]) ")
 _RESET = re.compile(r"r=0\b.*\bt=([0-9]{1,6})")
@@ -151,7 +150,7 @@ class HubClient:
                         raise _refusal(int(refused[1]), "RepoNotFound", where) from None
                     if not _of_the_network(error) or not pauses.wait():
                         raise _failed(f"{type(error).__name__}: {error}", where) from None
-                elif not _passes(reply.status_code) or not pauses.wait(asked_to_wait(reply.headers)):
+                elif not may_pass(reply.status_code) or not pauses.wait(asked_to_wait(reply.headers)):
                     raise _told(reply, where) from None
 
     def _fetch(self, path: str, wanted: tuple[int, int] | None, where: str, limit: int | None) -> bytes:
@@ -196,7 +195,7 @@ class HubClient:
                     self._located.pop(home, None)
                 raise _PassingError(f"status {status} of where it lies")
             if status not in (200, 206):
-                if _passes(status):
+                if may_pass(status):
                     raise _PassingError(f"status {status}", asked_to_wait(reply.headers))
                 raise _told(reply, where)
             if wanted is not None and status == 200 and wanted[0] > 0:
@@ -261,10 +260,6 @@ def _failed(said: str, where: str) -> StoreError:
     line = said.strip().splitlines()[0] if said.strip() else "no reason given"
     line = _TOKEN.sub("hf_…", redact(line))[:300]
     return StoreError(ErrorCode.STORE_FAILED, f"the Hub failed: {line}", where=where)
-
-
-def _passes(status: int) -> bool:
-    return status >= 500 or status in _MAY_PASS
 
 
 def _of_the_network(error: Exception) -> bool:

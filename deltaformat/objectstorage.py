@@ -10,7 +10,7 @@ from deltaformat.blocks import byte_view
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, StoreError
 from deltaformat.keys import parse_key
 from deltaformat.redaction import redact
-from deltaformat.retrying import Pauses, Retry
+from deltaformat.retrying import Pauses, Retry, may_pass
 from deltaformat.storage import (
     Buffers,
     Data,
@@ -56,7 +56,6 @@ _CREDENTIALS: Final = {  # by how the client calls itself in its errors
     "Generic MicrosoftAzure error": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or"
     " AZURE_USE_AZURE_CLI=true after `az login`",
 }
-_MAY_PASS = {408, 409, 425, 429}  # and all from 500 on
 _BUSY = {429, 503}
 
 
@@ -269,7 +268,7 @@ def _may_pass(error: Exception) -> bool:
         return _RACING.search(str(error)) is not None
     if kind != "GenericError" or _no_credentials(error):
         return False
-    return status is None or status >= 500 or status in _MAY_PASS
+    return status is None or may_pass(status)
 
 
 def _no_credentials(error: Exception) -> bool:

@@ -10,10 +10,17 @@ from typing import Final
 
 from deltaformat.errors import ErrorCode, MalformedError
 
-__all__ = ["RETRY_SECONDS", "TRIES_AGAIN", "Pauses", "Retry", "seconds_option"]
+__all__ = ["RETRY_SECONDS", "TRIES_AGAIN", "Pauses", "Retry", "may_pass", "seconds_option"]
 
 RETRY_SECONDS: Final = 30.0  # of a request to a bucket
 TRIES_AGAIN: Final = 2  # of such a request, however long each takes
+
+_MAY_PASS: Final = frozenset({408, 409, 425, 429})  # and all from 500 on
+
+
+def may_pass(status: int) -> bool:
+    """Whether a request that was answered with this HTTP status may succeed later."""
+    return status >= 500 or status in _MAY_PASS
 
 
 @dataclass(frozen=True, slots=True)

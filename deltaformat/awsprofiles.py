@@ -36,7 +36,7 @@ def profile_options(given: Mapping[str, object], environment: Mapping[str, str])
     sign-on, roles, processes) needs boto3.
 
     Args:
-        given: Options that the caller gave.
+        given: Options that the caller gave, by obstore's names without the prefix `aws_`.
         environment: Environment variables.
 
     Raises:
@@ -49,7 +49,7 @@ def profile_options(given: Mapping[str, object], environment: Mapping[str, str])
         environment.get("AWS_CONFIG_FILE") or "~/.aws/config",
         name if name == "default" else f"profile {name}",
     )
-    has_keys = any("access_key" in key or key in ("token", "skip_signature") for key in given) or any(
+    has_keys = any("access_key" in key or key in ("session_token", "skip_signature") for key in given) or any(
         environment.get(key)
         for key in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE")
     )
@@ -80,7 +80,11 @@ def profile_options(given: Mapping[str, object], environment: Mapping[str, str])
 def _section(path: str, name: str) -> dict[str, str]:
     parser = configparser.RawConfigParser()
     try:
-        parser.read(Path(path).expanduser(), encoding="utf-8")
+        found = Path(path).expanduser()
+    except RuntimeError:
+        return {}  # nobody's home: a container's user that no file knows, say
+    try:
+        parser.read(found, encoding="utf-8")
         return dict(parser[name]) if parser.has_section(name) else {}
     except (OSError, UnicodeError, configparser.Error) as error:
         # Its text may quote a line of the file.

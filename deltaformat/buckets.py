@@ -13,7 +13,7 @@ from deltaformat.awsprofiles import profile_options
 from deltaformat.errors import ErrorCode, MalformedError, StoreError
 from deltaformat.objectstorage import ObstoreStorage
 from deltaformat.readonly import ReadOnlyStorage
-from deltaformat.retrying import Retry
+from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Retry, seconds_option
 from deltaformat.storage import Storage
 
 if TYPE_CHECKING:
@@ -26,11 +26,24 @@ SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 SMALL_SECONDS: Final = 30.0
 LARGE_SECONDS: Final = 600.0  # 64 MiB at 1 Mbit/s
 STALL_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = 30.0
+CLIENT_RETRIES: Final = 2  # of parts and bodies, where one who begins anew moves much; all others wait here
 
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _PREFIX = re.compile(r"[^\x00-\x1f\x7f\\?#%*\"<>|^`{}\[\]~]*")
 _OWN_OPTIONS: Final = ("timeout", "retry_seconds")
+# obstore has several names for one option: with a cloud's prefix, and others.
+_OPTION_PREFIXES: Final = {"s3": ("aws_",), "gs": ("google_",), "az": ("azure_storage_", "azure_")}
+_ALIASES: Final = {
+    "s3": {
+        "endpoint_url": "endpoint", "endpoint_url_s3": "endpoint", "default_region": "region",
+        "token": "session_token", "bucket_name": "bucket",
+    },
+    "gs": {"service_account_path": "service_account"},
+    "az": {
+        "access_key": "account_key", "master_key": "account_key", "sas_token": "sas_key",
+        "bearer_token": "token", "object_store_use_emulator": "use_emulator",
+    },
+}  # fmt: skip
 
 
 def open_bucket(scheme: str, url: str, options: Mapping[str, str]) -> Storage:
@@ -41,21 +54,22 @@ def open_bucket(scheme: str, url: str, options: Mapping[str, str]) -> Storage:
         url: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `https://host/path`.
         options: The client's options by their names in obstore (such as `endpoint`, `region`), which come
             before the environment; beside them `timeout`, the seconds that a small request may take (large
-            ones may take 20 times as long), and `retry_seconds`, how long one that fails is tried again.
+            ones may take 20 times as long), and `retry_seconds`, how long one that fails is tried again
+            (twice at least, however long a try takes).
 
     Raises:
         MalformedError: A URL or an option that cannot be meant.
         StoreError: Credentials that are named and cannot be had.
     """
-    timeout = _seconds(options, "timeout", SMALL_SECONDS)
-    retry = Retry(seconds=_seconds(options, "retry_seconds", RETRY_SECONDS))
+    timeout = seconds_option(options, "timeout", SMALL_SECONDS)
+    retry = Retry(seconds=seconds_option(options, "retry_seconds", RETRY_SECONDS), again=TRIES_AGAIN)
     rest = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
     if scheme in ("http", "https"):
         make, place = _web(url, rest)
     else:
         make, place = _cloud(scheme, url, rest)
 
-    def client(seconds: float, stall: float | None = None) -> ObjectStore:
+    def client(seconds: float, stall: float | None = None, *, tries_again: int) -> ObjectStore:
         config: ClientConfig = {
             "timeout": timedelta(seconds=seconds),
             "connect_timeout": timedelta(seconds=min(seconds, 10.0)),
@@ -63,11 +77,11 @@ def open_bucket(scheme: str, url: str, options: Mapping[str, str]) -> Storage:
         if stall is not None:  # it counts the time of an upload, too, so writes go without
             config["read_timeout"] = timedelta(seconds=stall)
         retries: RetryConfig = {
-            "max_retries": 10,
-            "retry_timeout": timedelta(seconds=retry.seconds),
-            "backoff": {
-                "init_backoff": timedelta(seconds=retry.first),
-                "max_backoff": timedelta(seconds=retry.longest),
+            "max_retries": tries_again,
+            "retry_timeout": timedelta(seconds=seconds + retry.seconds),
+            "backoff": {  # it makes no difference between what is busy and what was cut off
+                "init_backoff": timedelta(seconds=min(retry.busy, retry.seconds / 4)),
+                "max_backoff": timedelta(seconds=max(retry.busy, retry.longest)),
                 "base": 2,
             },
         }
@@ -84,10 +98,10 @@ def open_bucket(scheme: str, url: str, options: Mapping[str, str]) -> Storage:
 
     longer = timeout * LARGE_SECONDS / SMALL_SECONDS
     storage = ObstoreStorage(
-        client(timeout),
+        client(timeout, tries_again=0),
         place,
-        reads=client(longer, timeout * STALL_SECONDS / SMALL_SECONDS),
-        writes=client(longer),
+        reads=client(longer, timeout * STALL_SECONDS / SMALL_SECONDS, tries_again=CLIENT_RETRIES),
+        writes=client(longer, tries_again=CLIENT_RETRIES),
         retry=retry,
     )
     return ReadOnlyStorage(storage, "a web server") if scheme in ("http", "https") else storage
@@ -109,7 +123,7 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
     if any(segment in ("", ".", "..") for segment in segments):
         raise _not_a_url(f"{scheme}://{what}/prefix, whose prefix has no segment that is empty, '.' or '..'")
     place = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
-    values: dict[str, Any] = dict(options)
+    values = _named_once(scheme, options)
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     provider = None
     if scheme == "s3":
@@ -122,7 +136,7 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
             "whose container? set AZURE_STORAGE_ACCOUNT_NAME, or account_name among the options",
             where=place,
         )
-    endpoint = str(values.get("endpoint") or _endpoint(scheme))
+    endpoint = str(values.get("base_url" if scheme == "gs" else "endpoint") or _endpoint(scheme))
 
     def make(*, client_options: ClientConfig, retry_config: RetryConfig) -> ObjectStore:
         if endpoint.lower().startswith("http://"):
@@ -139,6 +153,28 @@ def _cloud(scheme: str, url: str, options: Mapping[str, str]) -> tuple[Maker, st
         return store
 
     return make, place
+
+
+def _named_once(scheme: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a bucket's client, each under one name, whichever of obstore's names it was given by.
+
+    Raises:
+        MalformedError: One is given by two names.
+    """
+    values: dict[str, Any] = {}
+    for given, value in options.items():
+        name = str(given).lower()
+        for prefix in _OPTION_PREFIXES[scheme]:
+            if name.startswith(prefix):
+                name = name.removeprefix(prefix)
+                break
+        name = _ALIASES[scheme].get(name, name)
+        if name in values:
+            raise MalformedError(
+                ErrorCode.INPUT_INVALID, f"{given!a} gives {name} a second time", where="storage_options"
+            )
+        values[name] = value
+    return values
 
 
 def _names_account(values: Mapping[str, object]) -> bool:
@@ -187,17 +223,3 @@ def _web(url: str, options: Mapping[str, str]) -> tuple[Maker, str]:
 def _not_a_url(grammar: str) -> MalformedError:
     # The URL itself may hold credentials (DF-SEC-02).
     return MalformedError(ErrorCode.INPUT_INVALID, f"a URL here is {grammar}", where="url")
-
-
-def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    if name not in options:
-        return default
-    try:
-        seconds = float(options[name])
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds < 86_400:
-        raise MalformedError(
-            ErrorCode.INPUT_INVALID, f"{name} is a number of seconds above 0", where="storage_options"
-        )
-    return seconds

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from deltaformat.durable import sync_directory, sync_file
 from deltaformat.errors import CorruptError, ErrorCode
 from deltaformat.patches import BlockChange, ChangeSet, TensorChange, element_bytes
 from deltaformat.tensors import TensorSpec
@@ -131,21 +132,10 @@ def replace_file(
                 file.write(part)
             if durable:
                 file.flush()
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if durable:
         sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make a directory's entries outlast a power cut."""
-    if os.name == "nt":  # directories cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

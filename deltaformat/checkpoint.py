@@ -31,7 +31,7 @@ from deltaformat.packs import SafetensorsEntry, parse_safetensors
 from deltaformat.paths import check_sidecar_path
 from deltaformat.tensors import HostTensor, TensorSpec, check_name
 
-__all__ = ["Checkpoint", "TensorLocation", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorLocation", "open_checkpoint", "read_index"]
 
 _MAX_INDEX_BYTES = 1 << 28
 _MAX_ENTRIES = 10_000
@@ -160,7 +160,7 @@ class _Directory:
         chosen = index or self._choose()
         expected = None
         if chosen.name.endswith(INDEX_SUFFIX):
-            names = _read_index(chosen)
+            names = read_index(chosen)
             shards = sorted(set(names.values()))
             number = {shard: i for i, shard in enumerate(shards)}
             expected = {name: number[shard] for name, shard in names.items()}
@@ -262,7 +262,13 @@ def _resolve(path: Path) -> Path:
         ) from error
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor, by an index.
+
+    Raises:
+        MalformedError, LimitError: It is no index.
+        UnsafeError: It leads out of its directory.
+    """
     data = bytes(_map(path, limit=_MAX_INDEX_BYTES))
     names = parse_object(data, where=str(path), limit=_MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(shard, str) for shard in names.values()):

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from deltaformat.context import Context, load_map
 from deltaformat.errors import ErrorCode, InconsistentError, MalformedError, MissingError
 from deltaformat.history import History, State
 from deltaformat.keys import KeyKind, parse_key, probe_key, record_key
 from deltaformat.liveness import object_uses
-from deltaformat.localstorage import LocalStorage
 from deltaformat.records import Retire
 from deltaformat.stager import Progress
-from deltaformat.storage import ObjectInfo
+from deltaformat.storage import ObjectInfo, removes_leftovers
 
 __all__ = ["GcReport", "Retention", "check_retention", "collect"]
 
 PREFIXES = ("manifests/", "packs/", "files/", "hints/")
 DELETE_AT_ONCE = 500
+CONCURRENT_MANIFESTS = 4  # each with its map in memory
 PROBE_AGE = timedelta(hours=1)  # far longer than any probe takes
 LEFTOVER_AGE = timedelta(days=1)  # since its last change; far longer than a write rests
 
@@ -71,7 +73,7 @@ class GcReport:
     """What a collection did, or would do.
 
     Attributes:
-        dry_run: Nothing was written or deleted.
+        dry_run: Nothing was written or deleted; times were judged by this machine's clock.
         kept: Steps that stay, per branch.
         retired: Commits retired by this run: (branch, step, seq).
         deleted: Objects deleted: (key, bytes).
@@ -99,6 +101,7 @@ def collect(
     keep_every: int | None,
     grace: timedelta,
     dry_run: bool,
+    checked: dict[int, frozenset[str]] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> GcReport:
     """Retire the versions that are not to be kept, then delete what nothing uses.
@@ -108,6 +111,9 @@ def collect(
     Objects of retired commits go once `grace` has passed since their `retire` record, by the store's own
     times; so a second run does it where the first only retires. Objects that no commit names go at once if
     their claim is fenced.
+
+    `checked` has the keys that versions name, by seq, of those whose manifests an earlier call has read: they
+    never change, and are not read again; this call adds and removes some.
 
     Raises:
         MalformedError: keep_last below 1, keep_every below 1, a negative grace.
@@ -130,7 +136,8 @@ def collect(
     elif doomed:
         _retire(context, doomed)
         history = context.log.history()  # not older than the record (DF-GC-01)
-    _sweep(context, history, grace, report, progress or (lambda _: None))
+    names = checked if checked is not None else {}
+    _sweep(context, history, grace, report, names, progress or (lambda _: None))
     return report
 
 
@@ -162,12 +169,17 @@ def _sweep(
     history: History,
     grace: timedelta,
     report: GcReport,
+    checked: dict[int, frozenset[str]],
     progress: Callable[[Progress], None],
 ) -> None:
     uses = object_uses(history)
-    times = _Times(context, history)
+    listed = list(_listed(context))
+    now = None
+    if report.dry_run:  # which makes no object to read the clock of; and deletes nothing, so ours will do
+        now = max((datetime.now(UTC), *(info.modified for info in listed)))
+    times = _Times(context, history, now=now)
     doomed = []
-    for info in _listed(context):
+    for info in listed:
         key = parse_key(info.key)
         use = uses.get(info.key)
         if use is not None and use.live:
@@ -186,19 +198,24 @@ def _sweep(
         elif key.claim is not None and history.is_fenced(key.claim):  # DF-GC-03
             doomed.append(info)
     if doomed:
-        _check_unused(context, history, {info.key for info in doomed}, progress)
+        _check_unused(context, history, {info.key for info in doomed}, checked, progress)
     report.deleted = [(info.key, info.size) for info in doomed]
     if report.dry_run:
         return
     for start in range(0, len(doomed), DELETE_AT_ONCE):
         context.storage.delete([info.key for info in doomed[start : start + DELETE_AT_ONCE]])
         progress(Progress("delete", min(start + DELETE_AT_ONCE, len(doomed)), len(doomed)))
-    if isinstance(context.storage, LocalStorage):  # half-written files of processes that were killed
-        context.storage.remove_leftovers(older_than=LEFTOVER_AGE.total_seconds())
+    sweeper = removes_leftovers(context.storage)
+    if sweeper is not None:
+        sweeper.remove_leftovers(older_than=LEFTOVER_AGE.total_seconds())
 
 
 def _check_unused(
-    context: Context, history: History, doomed: set[str], progress: Callable[[Progress], None]
+    context: Context,
+    history: History,
+    doomed: set[str],
+    checked: dict[int, frozenset[str]],
+    progress: Callable[[Progress], None],
 ) -> None:
     """Refuse to delete what a version that is kept names, whatever the records say of it (DF-GC-07).
 
@@ -206,22 +223,37 @@ def _check_unused(
     go by.
     """
     kept = sorted(history.live | {head.seq for head in history.state.heads.values() if head.seq is not None})
-    for number, seq in enumerate(kept, start=1):
+    for gone in checked.keys() - history.live:
+        del checked[gone]
+
+    def names(seq: int) -> frozenset[str] | None:
+        if seq in checked:
+            return checked[seq]
         commit = history.commits[seq]
         try:
-            named = {ref.key for ref in commit.manifests} | load_map(context, commit).objects().keys()
+            named = load_map(context, commit).objects().keys() | {ref.key for ref in commit.manifests}
         except MissingError:
             if seq in history.live:
                 raise
-            continue  # a head that was collected already: nothing can be read through it
-        if named & doomed:
-            raise InconsistentError(
-                ErrorCode.PARTS_DISAGREE,
-                f"the log calls it unused, but step {commit.step} of branch {commit.branch!r} (commit {seq}),"
-                " which is kept, names it; nothing was deleted: run verify",
-                where=min(named & doomed),
-            )
-        progress(Progress("check", number, len(kept)))
+            return None  # a head that was collected already: nothing can be read through it
+        return frozenset(map(sys.intern, named))  # versions share most of their objects
+
+    with ThreadPoolExecutor(CONCURRENT_MANIFESTS) as pool:
+        try:
+            for number, (seq, named) in enumerate(zip(kept, pool.map(names, kept), strict=True), start=1):
+                if named is not None and seq in history.live:
+                    checked[seq] = named
+                if named and not doomed.isdisjoint(named):
+                    commit = history.commits[seq]
+                    raise InconsistentError(
+                        ErrorCode.PARTS_DISAGREE,
+                        f"the log calls it unused, but step {commit.step} of branch {commit.branch!r} (commit"
+                        f" {seq}), which is kept, names it; nothing was deleted: run verify",
+                        where=min(named & doomed),
+                    )
+                progress(Progress("check", number, len(kept)))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _listed(context: Context) -> Iterator[ObjectInfo]:
@@ -241,15 +273,15 @@ class _Times:
     Most `retire` records are of objects that have long gone, and nobody asks for theirs.
     """
 
-    def __init__(self, context: Context, history: History) -> None:
+    def __init__(self, context: Context, history: History, *, now: datetime | None) -> None:
         self._storage = context.storage
         self._newest = history.state.seq
-        self._now: datetime | None = None
+        self._now = now
         self._retired: dict[int, datetime] = {}
 
     @property
     def now(self) -> datetime:
-        """The store's clock, read off an object made now."""
+        """The store's clock: read off an object made now, unless a time was given that stands for it."""
         if self._now is None:
             key = probe_key(secrets.token_hex(16))
             self._storage.create(key, b"{}")

@@ -28,7 +28,7 @@ class CommitInfo:
         bytes_written: Their sum.
         read_bytes: Decoded bytes that were read back from the store.
         timings: Seconds of wall time by phase: `stage` (of which `encode`), `files`, `manifest`, `record`,
-            `total`.
+            `collect` (what a retention deletes, before the call returns), `total`.
     """
 
     seq: int

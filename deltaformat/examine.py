@@ -47,10 +47,12 @@ class Examination:
     Attributes:
         checks: Everything that was tried.
         single_writer: Whether it can be written, if only by one writer.
+        ranges_tried: Whether there was an object to read ranges of.
     """
 
     checks: list[Check] = field(default_factory=list)
     single_writer: bool = False
+    ranges_tried: bool = True
 
     def can(self, what: str) -> bool:
         """Whether all checks passed that are needed for `reading`, `writing` or `collecting`."""
@@ -64,7 +66,8 @@ class Examination:
         if not self.can("writing"):
             if self.single_writer:
                 return "read by anyone; written by a single writer only (single_writer=True)"
-            return "read, not written"
+            tried = "" if self.ranges_tried else "; whether ranges are read could not be tried"
+            return f"read, not written{tried}"
         if not self.can("collecting"):
             return "read and written, by several at once; not collected"
         return "read, written by several at once, and collected"
@@ -95,6 +98,9 @@ def examine(storage: Storage) -> Examination:
         check("create-if-absent", "writing", lambda: _create(storage))
         check("list", "collecting", lambda: _list(storage))
         check("delete", "collecting", lambda: _delete(storage))
+    else:
+        found.ranges_tried = _has_store(storage)
+        check("ranges", "reading", lambda: _ranges_of_descriptor(storage, there=found.ranges_tried))
     found.single_writer = written
     return found
 
@@ -147,6 +153,26 @@ def _ranges(storage: Storage) -> str:
             if bytes(byte_view(piece)) != data[start : start + length]:
                 raise CorruptError(ErrorCode.HASH_MISMATCH, "a range has other bytes", where=key)
     return f"{len(ranges)} ranges of one object in {seconds * 1e3:.1f} ms"
+
+
+def _has_store(storage: Storage) -> bool:
+    try:
+        storage.get(DESCRIPTOR, limit=MAX_DESCRIPTOR_BYTES)
+    except DeltaFormatError:
+        return False
+    return True
+
+
+def _ranges_of_descriptor(storage: Storage, *, there: bool) -> str:
+    """Where nothing can be put the descriptor must do: web servers differ in whether they serve ranges."""
+    if not there:
+        return "not tried: no store is here, and nothing can be put"
+    data = storage.get(DESCRIPTOR, limit=MAX_DESCRIPTOR_BYTES)
+    ranges = [(1, 7), (len(data) // 2, 5), (len(data) - 3, 3)]
+    for (start, length), piece in zip(ranges, storage.get_ranges(DESCRIPTOR, ranges), strict=True):
+        if bytes(byte_view(piece)) != data[start : start + length]:
+            raise CorruptError(ErrorCode.HASH_MISMATCH, "a range has other bytes", where=DESCRIPTOR)
+    return f"{len(ranges)} ranges of the descriptor"
 
 
 def _create(storage: Storage) -> str:

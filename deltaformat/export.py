@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from deltaformat.dtypes import get_dtype, tensor_nbytes
+from deltaformat.durable import sync_directory, sync_file
 from deltaformat.errors import (
     ConflictError,
     ErrorCode,
@@ -116,12 +117,12 @@ def write_checkpoint(
         if len(shards) > 1:
             written.append(_write_index(temporary, places))
         for path in {temporary, *(temporary / name for name in files for name in _parents(name))}:
-            _sync_directory(path)
+            sync_directory(path)
         _take_name(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     return tuple(sorted(written))
 
 
@@ -323,17 +324,7 @@ def _write_index(directory: Path, places: Mapping[str, _Place]) -> str:
 
 def _sync(file: BinaryIO) -> None:
     file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name == "nt":  # directories cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_file(file.fileno())
 
 
 def _take_name(temporary: Path, target: Path) -> None:

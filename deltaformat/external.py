@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from deltaformat.errors import ErrorCode, UnsafeError
 
-__all__ = ["HubFile", "check_external_url", "parse_hub_url"]
+__all__ = ["HUB_NAME", "HubFile", "check_external_url", "parse_hub_url"]
 
 _MAX_URL = 4_096
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_HUB = re.compile(rf"hf://({_NAME})/({_NAME})@([0-9a-f]{{40}})/([^\x00-\x1f\x7f-\x9f\\?#%]+)")
+HUB_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # of a namespace, a bucket or a repository on the Hub
+_HUB = re.compile(rf"hf://({HUB_NAME})/({HUB_NAME})@([0-9a-f]{{40}})/([^\x00-\x1f\x7f-\x9f\\?#%]+)")
 _ODD = re.compile(r"[\x00-\x20\x7f-\U0010ffff\\\[\]]|%00")
 
 

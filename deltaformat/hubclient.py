@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from deltaformat.blocks import Buffer
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, StoreError, UnsupportedError
 from deltaformat.redaction import redact
-from deltaformat.retrying import Pauses, Retry
+from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Pauses, Retry, may_pass
 from deltaformat.storage import Ranges, check_length, check_size, missing
 
-__all__ = ["HubClient"]
+__all__ = ["HubClient", "asked_to_wait"]
 
 T = TypeVar("T")
 
@@ -30,7 +33,6 @@ REDIRECTS: Final = 5
 READ_BYTES: Final = 1 << 20
 
 _REDIRECTS = (301, 302, 303, 307, 308)
-_MAY_PASS = {408, 409, 425, 429}
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 _XET_STATUS = re.compile(r"status client error \((40[134]) ")
 _RESET = re.compile(r"r=0\b.*\bt=([0-9]{1,6})")
@@ -75,7 +77,7 @@ class HubClient:
             ) from None
         self.api = HfApi(endpoint=endpoint, token=token, library_name="deltaformat")
         self._token = token
-        self._retry = retry or Retry(seconds=30.0)
+        self._retry = retry or Retry(seconds=RETRY_SECONDS, again=TRIES_AGAIN)
         self._timeout = timeout
         self._located: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
@@ -148,7 +150,7 @@ class HubClient:
                         raise _refusal(int(refused[1]), "RepoNotFound", where) from None
                     if not _of_the_network(error) or not pauses.wait():
                         raise _failed(f"{type(error).__name__}: {error}", where) from None
-                elif not _passes(reply.status_code) or not pauses.wait(_asked_to_wait(reply.headers)):
+                elif not may_pass(reply.status_code) or not pauses.wait(asked_to_wait(reply.headers)):
                     raise _told(reply, where) from None
 
     def _fetch(self, path: str, wanted: tuple[int, int] | None, where: str, limit: int | None) -> bytes:
@@ -193,8 +195,8 @@ class HubClient:
                     self._located.pop(home, None)
                 raise _PassingError(f"status {status} of where it lies")
             if status not in (200, 206):
-                if _passes(status):
-                    raise _PassingError(f"status {status}", _asked_to_wait(reply.headers))
+                if may_pass(status):
+                    raise _PassingError(f"status {status}", asked_to_wait(reply.headers))
                 raise _told(reply, where)
             if wanted is not None and status == 200 and wanted[0] > 0:
                 raise _PassingError("it ignores ranges")
@@ -242,6 +244,7 @@ def _refusal(status: int, code: str, where: str) -> DeltaFormatError:
             ErrorCode.STORE_FAILED,
             "the Hub has no such bucket, repository or revision, or your token may not see it",
             where=where,
+            passing=False,
         )
     if status == 404:
         return missing(where)
@@ -250,6 +253,7 @@ def _refusal(status: int, code: str, where: str) -> DeltaFormatError:
             ErrorCode.STORE_FAILED,
             f"access denied (status {status}); log in with `hf auth login`, or set HF_TOKEN",
             where=where,
+            passing=False,
         )
     return _failed(f"status {status} {code}".strip(), where)
 
@@ -260,21 +264,21 @@ def _failed(said: str, where: str) -> StoreError:
     return StoreError(ErrorCode.STORE_FAILED, f"the Hub failed: {line}", where=where)
 
 
-def _passes(status: int) -> bool:
-    return status >= 500 or status in _MAY_PASS
-
-
 def _of_the_network(error: Exception) -> bool:
     """Whether an error is of the way, not of the request; hf_xet has only general ones."""
     names = {base.__name__ for base in type(error).__mro__}
     return bool(names & {"TransportError", "RuntimeError", "ConnectionError", "TimeoutError"})
 
 
-def _asked_to_wait(headers: Mapping[str, str]) -> float:
+def asked_to_wait(headers: Mapping[str, str]) -> float:
     """The seconds that a reply asks to wait: by Retry-After, or by the Hub's rate limit headers."""
     after = headers.get("retry-after") or ""
     if after.isdigit():
         return float(after)
+    with suppress(ValueError, TypeError):  # a date: by the clock of the server, if it tells that
+        now = headers.get("date")
+        since = parsedate_to_datetime(now) if now else datetime.now(UTC)
+        return max(0.0, (parsedate_to_datetime(after) - since).total_seconds())
     reset = _RESET.search(headers.get("ratelimit") or "")
     return float(reset[1]) if reset else 0.0
 

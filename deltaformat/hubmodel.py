@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import glob
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from deltaformat.checkpoint import read_index
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError, StoreError
+from deltaformat.export import INDEX_SUFFIX, SINGLE_FILE, WEIGHTS_SUFFIX
+from deltaformat.external import HUB_NAME
 from deltaformat.hubclient import HubClient
 
-__all__ = ["fetch_model", "is_model_url"]
+__all__ = ["FetchedModel", "fetch_model", "is_model_url"]
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_MODEL = re.compile(rf"hf://({_NAME}/{_NAME})(?:@([A-Za-z0-9._/-]{{1,200}}))?/?")
-_WANTED: Final = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "*.md",
-)
+_MODEL = re.compile(rf"hf://({HUB_NAME}/{HUB_NAME})(?:@([A-Za-z0-9._/-]{{1,200}}))?/?")
+_INDEX: Final = SINGLE_FILE.removesuffix(WEIGHTS_SUFFIX) + INDEX_SUFFIX
+_BESIDE: Final = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".md", ".py")  # as sidecar files
+_OTHERS: Final = "original/"  # the same weights in another framework's layout
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """A model's files in the Hub's cache.
+
+    Attributes:
+        path: The directory.
+        url: Where it is from, with the revision pinned: `hf://NAMESPACE/NAME@<40 hex digits>`.
+        left_out: Files of the model that were not fetched.
+    """
+
+    path: Path
+    url: str
+    left_out: tuple[str, ...]
 
 
 def is_model_url(source: str) -> bool:
@@ -29,17 +43,17 @@ def is_model_url(source: str) -> bool:
     return source.startswith("hf://")
 
 
-def fetch_model(url: str) -> tuple[Path, str]:
+def fetch_model(url: str) -> FetchedModel:
     """Fetch a model's weights and small files, all of one commit.
+
+    Where there is the usual index and no single file, the weights are the files that it names: some models
+    have the same again in other files. Else they are all files of weights.
 
     Args:
         url: `hf://NAMESPACE/NAME`, at its newest commit, or `hf://NAMESPACE/NAME@REVISION`.
 
-    Returns:
-        The directory, and the URL with the revision pinned: `hf://NAMESPACE/NAME@<40 hex digits>`.
-
     Raises:
-        MalformedError: another URL.
+        MalformedError: another URL, or an index that is none.
         UnsupportedError: huggingface_hub is not installed.
         StoreError: the Hub failed, denied access, or has no such model.
     """
@@ -50,20 +64,34 @@ def fetch_model(url: str) -> tuple[Path, str]:
         )
     repository, revision = match[1], match[2]
     client = HubClient()
+
+    def fetch(names: Iterable[str]) -> Path:
+        patterns = [glob.escape(name) for name in names]
+        found = client.pursue(
+            url,
+            lambda: client.api.snapshot_download(repository, revision=info.sha, allow_patterns=patterns),
+        )
+        return Path(found)
+
     try:
         info: Any = client.pursue(url, lambda: client.api.model_info(repository, revision=revision))
         if not re.fullmatch(r"[0-9a-f]{40}", info.sha or ""):
             raise StoreError(ErrorCode.STORE_FAILED, "the Hub names no commit for it", where=url)
-        directory = client.pursue(
-            url,
-            lambda: client.api.snapshot_download(
-                repository, revision=info.sha, allow_patterns=list(_WANTED), ignore_patterns=["original/*"]
-            ),
-        )
+        names = {sibling.rfilename for sibling in info.siblings or ()}
+        wanted = {
+            name
+            for name in names
+            if name.endswith((WEIGHTS_SUFFIX, *_BESIDE)) and not name.startswith(_OTHERS)
+        }
+        if _INDEX in names and SINGLE_FILE not in names:
+            shards = set(read_index(fetch([_INDEX]) / _INDEX).values())
+            wanted = {name for name in wanted if name in shards or not name.endswith(WEIGHTS_SUFFIX)}
+        directory = fetch(sorted(wanted))
     except DeltaFormatError as error:
         if isinstance(error, KeyError):  # of a model, not of an object
             raise StoreError(
                 ErrorCode.STORE_FAILED, "the Hub has no such model or revision", where=url
             ) from None
         raise
-    return Path(directory), f"hf://{repository}@{info.sha}"
+    left_out = tuple(sorted(names - wanted - {".gitattributes"}))
+    return FetchedModel(directory, f"hf://{repository}@{info.sha}", left_out)

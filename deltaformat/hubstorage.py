@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 from deltaformat.blocks import byte_view
 from deltaformat.errors import ErrorCode, MalformedError, MissingError, StoreError
+from deltaformat.external import HUB_NAME
 from deltaformat.hubclient import HubClient
 from deltaformat.keys import parse_key
-from deltaformat.retrying import Retry
+from deltaformat.retrying import RETRY_SECONDS, TRIES_AGAIN, Retry, seconds_option
 from deltaformat.storage import (
     Buffers,
     Data,
@@ -31,8 +32,7 @@ __all__ = ["HubBucketStorage", "open_hub_bucket"]
 
 T = TypeVar("T")
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_BUCKET = re.compile(rf"hf://buckets/({_NAME})/({_NAME})(?:/([A-Za-z0-9._/=+,@ -]{{1,500}}))?/?")
+_BUCKET = re.compile(rf"hf://buckets/({HUB_NAME})/({HUB_NAME})(?:/([A-Za-z0-9._/=+,@ -]{{1,500}}))?/?")
 _DELETE_AT_ONCE: Final = 500
 _bars_lock = threading.Lock()
 
@@ -59,17 +59,10 @@ def open_hub_bucket(url: str, options: Mapping[str, str]) -> Storage:
         raise MalformedError(
             ErrorCode.INPUT_INVALID, f"no option {unknown[0]!r} for hf://", where="storage_options"
         )
-    try:
-        seconds = [float(options.get(name, 30.0)) for name in ("timeout", "retry_seconds")]
-    except ValueError:
-        raise MalformedError(
-            ErrorCode.INPUT_INVALID, "timeout and retry_seconds are numbers", where="storage_options"
-        ) from None
+    timeout = seconds_option(options, "timeout", 30.0)
+    retry = Retry(seconds=seconds_option(options, "retry_seconds", RETRY_SECONDS), again=TRIES_AGAIN)
     client = HubClient(
-        endpoint=options.get("endpoint"),
-        token=options.get("token"),
-        timeout=seconds[0],
-        retry=Retry(seconds=seconds[1]),
+        endpoint=options.get("endpoint"), token=options.get("token"), timeout=timeout, retry=retry
     )
     return HubBucketStorage(client, f"{match[1]}/{match[2]}", prefix)
 
@@ -85,6 +78,7 @@ class HubBucketStorage:
 
     Attributes:
         exclusive_create: False; see `Storage`.
+        least_poll_seconds: What the Hub's rate limits leave to several followers.
 
     Args:
         client: The Hub.
@@ -93,6 +87,7 @@ class HubBucketStorage:
     """
 
     exclusive_create = False
+    least_poll_seconds = 2.0
 
     def __init__(self, client: HubClient, bucket: str, prefix: str) -> None:
         self._client = client

@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from io import FileIO
 import numpy as np
 
 from deltaformat.blocks import Bytes, byte_view
+from deltaformat.durable import sync_directory, sync_file
 from deltaformat.errors import (
     DeltaFormatError,
     ErrorCode,
@@ -88,7 +88,7 @@ class LocalStorage:
         try:
             os.makedirs(self._root, exist_ok=True)
             for directory in missing_parents:
-                _sync_directory(os.path.dirname(directory))
+                sync_directory(os.path.dirname(directory))
         except OSError as error:
             raise StoreError(
                 ErrorCode.STORE_FAILED, f"cannot make the directory: {error.strerror}", where=self._root
@@ -136,7 +136,7 @@ class LocalStorage:
         path = self._path(key)
         with self._temporary(key, path, data) as temporary, _failing(key, "replace"):
             os.replace(temporary, path)
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
 
     def create(self, key: str, data: Data) -> bool:
         """Store an object if there is none."""
@@ -155,7 +155,7 @@ class LocalStorage:
                     ErrorCode.STORE_FAILED, f"cannot create it: {error.strerror}{hint}", where=key
                 ) from None
             # Also where it exists: what a caller goes on to build on must be as durable as its own.
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
         return created
 
     def head(self, key: str) -> ObjectInfo:
@@ -270,7 +270,7 @@ class LocalStorage:
                     for chunk in chunks_of(data):
                         file.write(byte_view(chunk))
                     file.flush()
-                    _sync(file.fileno())
+                    sync_file(file.fileno())
             except OSError as error:
                 raise NotStoredError(
                     ErrorCode.STORE_FAILED, f"cannot write it: {error.strerror or error}", where=key
@@ -305,7 +305,7 @@ class LocalStorage:
         self._make_durable(parent)
         with suppress(FileExistsError):
             os.mkdir(directory)
-        _sync_directory(parent)  # also where it existed: who made it may not have come this far
+        sync_directory(parent)  # also where it existed: who made it may not have come this far
         with self._lock:
             self._durable.add(directory)
 
@@ -352,26 +352,6 @@ def _read_into(file: FileIO, data: Bytes, start: int) -> int:
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
-
-
-def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":  # pragma: no cover - another system
-        import fcntl
-
-        with suppress(OSError):  # fsync there does not reach the medium; not every file system knows this
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-            return
-    os.fsync(descriptor)
-
-
-def _sync_directory(path: str) -> None:
-    if sys.platform == "win32":  # pragma: no cover - another system
-        return  # directories cannot be synced there
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        _sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _error(where: str, operation: str, error: OSError) -> StoreError:

@@ -10,7 +10,7 @@ from deltaformat.blocks import byte_view
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, StoreError
 from deltaformat.keys import parse_key
 from deltaformat.redaction import redact
-from deltaformat.retrying import Pauses, Retry
+from deltaformat.retrying import Pauses, Retry, may_pass
 from deltaformat.storage import (
     Buffers,
     Data,
@@ -42,6 +42,12 @@ _RETRIED = re.compile(r", after [1-9][0-9]* retries")
 _BEYOND = re.compile(r"invalid range|range was invalid|object was only", re.IGNORECASE)
 # With 409 S3 tells of a race that has no winner yet; Azure, that the object exists.
 _RACING = re.compile(r"ConditionalRequestConflict|OperationAborted")
+# Where the body of a reply begins that an error's text holds; what of it may be shown.
+_BODY = re.compile(r"(?<=status code: )[0-9]{3}[^:<\n]*|(?=<)")
+_SHOWN_TAGS: Final = (
+    re.compile(r"<Code>([A-Za-z0-9._-]{1,100})</Code>"),
+    re.compile(r"<Message>([^<>\n]{1,200})"),
+)
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 _CREDENTIALS: Final = {  # by how the client calls itself in its errors
     "Generic S3 error": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SKIP_SIGNATURE=true"
@@ -50,15 +56,16 @@ _CREDENTIALS: Final = {  # by how the client calls itself in its errors
     "Generic MicrosoftAzure error": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or"
     " AZURE_USE_AZURE_CLI=true after `az login`",
 }
-_MAY_PASS = {408, 409, 425, 429}  # and all from 500 on
+_BUSY = {429, 503}
 
 
 class ObstoreStorage:
     """A store behind obstore: memory, and any other of its stores.
 
-    What may pass (timeouts, dropped connections, 429, 5xx) is tried again until `retry` gives up. obstore
-    itself repeats most of it, goes on with a body that was cut off, and does not see Retry-After; it does not
-    repeat a write that timed out, which here is safe: a key's bytes never change, and the hint may be any.
+    What may pass (timeouts, dropped connections, 429, 5xx) is tried again until `retry` gives up; writes too,
+    since a key's bytes never change, and the hint may be any. obstore may repeat some itself, goes on then
+    with a body that was cut off, and does not tell when a server asked to be left alone (Retry-After): after
+    429 and 503 the pause is `retry.busy` at least.
 
     obstore's runtime has threads, which a forked child does not have: start processes that use it by "spawn"
     or "forkserver", not by "fork". (`LocalStorage` has none, and may be used in a forked child.)
@@ -195,7 +202,7 @@ class ObstoreStorage:
             except Exception as error:
                 # Object stores list in order, so the listing goes on where it broke off. (Memory, which does
                 # not, does not fail in ways that pass.)
-                if not _may_pass(error) or not pauses.wait():
+                if not _may_pass(error) or not pauses.wait(self._least_pause(error)):
                     raise _told(error, prefix or self._url) from None
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -220,6 +227,9 @@ class ObstoreStorage:
 
         self._pursue(keys[0], run)
 
+    def _least_pause(self, error: Exception) -> float:
+        return min(self._retry.busy, self._retry.seconds / 4) if _status(error) in _BUSY else 0.0
+
     def _pursue(self, key: str, run: Callable[[], T], *, writing: bool = False) -> T:
         """Do it, again and again while it fails in a way that may pass."""
         pauses = Pauses(self._retry)
@@ -232,7 +242,7 @@ class ObstoreStorage:
             except Exception as error:
                 told = _told(error, key)
                 passing = type(told) is StoreError and _may_pass(error)
-                if not passing or not pauses.wait():
+                if not passing or not pauses.wait(self._least_pause(error)):
                     refused = writing and not (passing or unsure or _RETRIED.search(str(error)))
                     if refused and _status(error) is not None and type(told) is StoreError:
                         # DF-CMT-03: the first answer was a refusal, so there is nothing to be unsure of.
@@ -258,7 +268,7 @@ def _may_pass(error: Exception) -> bool:
         return _RACING.search(str(error)) is not None
     if kind != "GenericError" or _no_credentials(error):
         return False
-    return status is None or status >= 500 or status in _MAY_PASS
+    return status is None or may_pass(status)
 
 
 def _no_credentials(error: Exception) -> bool:
@@ -273,7 +283,9 @@ def _told(error: Exception, key: str) -> DeltaFormatError:
     said = _first_line(text)
     if _NO_BUCKET.search(text):
         # DF-STO-04: that is told with 404, too, and is not the absence of an object.
-        return StoreError(ErrorCode.STORE_FAILED, "there is no such bucket or container", where=key)
+        return StoreError(
+            ErrorCode.STORE_FAILED, "there is no such bucket or container", where=key, passing=False
+        )
     if isinstance(error, FileNotFoundError):
         return missing(key)
     if kind == "GenericError" and (status == 416 or (status is None and _BEYOND.search(said))):
@@ -282,17 +294,28 @@ def _told(error: Exception, key: str) -> DeltaFormatError:
         how = next(
             (advice for name, advice in _CREDENTIALS.items() if name in said), "see the client's manual"
         )
-        return StoreError(ErrorCode.STORE_FAILED, f"no credentials were found; set {how}", where=key)
+        return StoreError(
+            ErrorCode.STORE_FAILED, f"no credentials were found; set {how}", where=key, passing=False
+        )
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         advice = (
             "access denied; check the credentials and what they allow (readers: get objects, and list the"
             f" bucket, or a missing key is told as forbidden; writers: also put) ({said})"
         )
-        return StoreError(ErrorCode.STORE_FAILED, advice, where=key)
+        return StoreError(ErrorCode.STORE_FAILED, advice, where=key, passing=False)
     return StoreError(ErrorCode.STORE_FAILED, f"the store failed: {said}", where=key)
 
 
 def _first_line(text: str) -> str:
-    """The first line of an error's text, without what may be secret."""
-    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    """The first line of an error's text, without what may be secret.
+
+    Of a reply's body the code and the message at most: what else is in it (tokens, key ids, what was signed)
+    may be credentials.
+    """
+    body = _BODY.search(text)
+    said = text[: body.end()].strip() if body else text.strip()
+    line = said.splitlines()[0] if said else "no reason given"
+    if body:
+        shown = [match[1] for tag in _SHOWN_TAGS if (match := tag.search(text, body.end()))]
+        line = ": ".join([line.rstrip(": "), *shown])
     return redact(line)[:_SHOWN]

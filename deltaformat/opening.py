@@ -58,20 +58,18 @@ def create(
     check_block_bytes(block_bytes, where="block_bytes")
     get_digest(digest)
     storage = open_storage(url, create=True, options=storage_options)
-    _check_no_orphan(storage)
     descriptor = Descriptor(uuid=secrets.token_hex(16), digest=digest, block_bytes=block_bytes, time=_now())
-    if not storage.create(DESCRIPTOR, encode_descriptor(descriptor)):
-        opened = open(storage)
-        if (
-            not exist_ok and opened.uuid != descriptor.uuid
-        ):  # its own, where the reply to the first try was lost
-            raise ConflictError(
-                ErrorCode.ALREADY_EXISTS,
-                "there is a store already; open it, or pass exist_ok=True",
-                where=storage.url,
-            )
-        return opened
-    return open(storage)
+    # Looked for first: where the server ignores the condition, *create* would replace the one that is there.
+    if not _has_descriptor(storage) and storage.create(DESCRIPTOR, encode_descriptor(descriptor)):
+        return open(storage)
+    opened = open(storage)
+    if not exist_ok and opened.uuid != descriptor.uuid:  # its own, where the reply to the first try was lost
+        raise ConflictError(
+            ErrorCode.ALREADY_EXISTS,
+            "there is a store already; open it, or pass exist_ok=True",
+            where=storage.url,
+        )
+    return opened
 
 
 def open(
@@ -97,8 +95,9 @@ def open(
             such as `file:///data/base/`.
         storage_options: For buckets: options of the client by their names in obstore, such as `endpoint` and
             `region`, which come before the environment; `timeout`, the seconds that a small request may take
-            (30), and `retry_seconds`, how long a request that fails is tried again (30). Credentials are best
-            left to the environment, or the profile or token that the bucket's own tools use.
+            (30), and `retry_seconds`, how long a request that fails is tried again (30; and twice at least,
+            however long a try takes). Credentials are best left to the environment, or the profile or token
+            that the bucket's own tools use.
 
     Raises:
         MissingError: there is no store (store-missing).
@@ -126,22 +125,27 @@ def open(
     return Store(Context(storage, descriptor, Log(storage), algorithm, sources, rebuilder))
 
 
-def _check_no_orphan(storage: Storage) -> None:
-    """Refuse a place whose descriptor was lost: a new one would give its records another meaning."""
+def _has_descriptor(storage: Storage) -> bool:
+    """Whether there is a descriptor.
+
+    Raises:
+        ConflictError: It was lost: a new one would give the records that are there another meaning.
+    """
     try:
         storage.get(DESCRIPTOR, limit=MAX_DESCRIPTOR_BYTES)
     except MissingError:
         try:
             storage.get(record_key(0), limit=MAX_RECORD_BYTES)
         except MissingError:
-            return
+            return False
         raise ConflictError(
             ErrorCode.ALREADY_EXISTS,
             f"a store's records are here, but {DESCRIPTOR} is lost; restore it, or use another place",
             where=storage.url,
         ) from None
     except LimitError:
-        return  # told when it is opened
+        pass  # told when it is opened
+    return True
 
 
 def _now() -> str:

@@ -16,6 +16,7 @@ class SingleWriterStorage:
 
     Attributes:
         exclusive_create: False; see `Storage`.
+        wrapped: The storage.
 
     That is no protection against a second writer: the user has promised that there is none.
 
@@ -26,42 +27,42 @@ class SingleWriterStorage:
     exclusive_create = False
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self.wrapped = storage
 
     @property
     def url(self) -> str:
         """Where it is, without credentials."""
-        return self._storage.url
+        return self.wrapped.url
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         """As the storage does."""
-        return self._storage.get(key, limit=limit)
+        return self.wrapped.get(key, limit=limit)
 
     def get_ranges(self, key: str, ranges: Ranges) -> list[Buffer]:
         """As the storage does."""
-        return self._storage.get_ranges(key, ranges)
+        return self.wrapped.get_ranges(key, ranges)
 
     def put(self, key: str, data: Data) -> None:
         """As the storage does."""
-        self._storage.put(key, data)
+        self.wrapped.put(key, data)
 
     def create(self, key: str, data: Data) -> bool:
         """Put the object if it is not there."""
         try:
-            self._storage.head(key)
+            self.wrapped.head(key)
         except MissingError:
-            self._storage.put(key, data)
+            self.wrapped.put(key, data)
             return True
         return False
 
     def head(self, key: str) -> ObjectInfo:
         """As the storage does."""
-        return self._storage.head(key)
+        return self.wrapped.head(key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """As the storage does."""
-        return self._storage.list(prefix)
+        return self.wrapped.list(prefix)
 
     def delete(self, keys: Sequence[str]) -> None:
         """As the storage does."""
-        self._storage.delete(keys)
+        self.wrapped.delete(keys)

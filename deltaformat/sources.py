@@ -24,7 +24,7 @@ from deltaformat.hubclient import HubClient
 from deltaformat.keys import check_object, external_key, parse_key
 from deltaformat.localstorage import open_regular
 from deltaformat.packs import ExternalRef, PackEntry, PackRef
-from deltaformat.storage import ReadsInto, Storage
+from deltaformat.storage import Storage, reads_into
 
 __all__ = ["Sources", "fetch_whole", "sha256_of"]
 
@@ -56,7 +56,7 @@ class Sources:
 
     def __init__(self, storage: Storage, *, allow_external: Sequence[str] = ()) -> None:
         self._storage = storage
-        self._direct = storage if isinstance(storage, ReadsInto) else None
+        self._direct = reads_into(storage)
         self._allowed = tuple(allow_external)
         self._hub: HubClient | None = None
         self._hub_lock = threading.Lock()

@@ -33,11 +33,14 @@ __all__ = [
     "ObjectInfo",
     "Ranges",
     "ReadsInto",
+    "RemovesLeftovers",
     "Storage",
     "chunks_of",
     "least_poll",
     "open_storage",
     "probe",
+    "reads_into",
+    "removes_leftovers",
 ]
 
 Data: TypeAlias = Buffer | Sequence[Buffer]
@@ -136,6 +139,37 @@ class ReadsInto(Protocol):
 def least_poll(storage: Storage) -> float:
     """Seconds between two looks at what is new, at least (see `Storage`)."""
     return float(getattr(storage, "least_poll_seconds", 0.0))
+
+
+@runtime_checkable
+class RemovesLeftovers(Protocol):
+    """What a storage may have besides: sweeping up what writes left behind whose process was killed."""
+
+    def remove_leftovers(self, *, older_than: float) -> int:
+        """Delete what was last changed more than `older_than` seconds ago and was to become an object.
+
+        Returns:
+            How many were deleted.
+        """
+        ...
+
+
+def reads_into(storage: Storage) -> ReadsInto | None:
+    """The storage, or the one that it wraps, if it reads to where bytes are wanted."""
+    return next((layer for layer in _layers(storage) if isinstance(layer, ReadsInto)), None)
+
+
+def removes_leftovers(storage: Storage) -> RemovesLeftovers | None:
+    """The storage, or the one that it wraps, if it can sweep up."""
+    return next((layer for layer in _layers(storage) if isinstance(layer, RemovesLeftovers)), None)
+
+
+def _layers(storage: Storage) -> Iterator[Storage]:
+    """A storage and what it wraps, by the attribute `wrapped` of those that add nothing to reading."""
+    layer: Storage | None = storage
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "wrapped", None)
 
 
 def chunks_of(data: Data) -> Sequence[Buffer]:

@@ -22,16 +22,7 @@ from deltaformat.metrics import FollowMetrics
 from deltaformat.part import Ticket
 from deltaformat.policy import Policy
 from deltaformat.reader import Version
-from deltaformat.records import (
-    Claim,
-    Commit,
-    Drop,
-    Fork,
-    Head,
-    Record,
-    Tag,
-    check_name,
-)
+from deltaformat.records import Claim, Commit, Drop, Fork, Head, Record, Tag, check_name
 from deltaformat.singlewriter import SingleWriterStorage
 from deltaformat.stager import Progress, Stager
 from deltaformat.staging import Select
@@ -426,6 +417,7 @@ class _Collecting:
         self._context = context
         self._retention = retention
         self._count = 0
+        self._checked: dict[int, frozenset[str]] = {}
 
     def __call__(self) -> None:
         self._count += 1
@@ -439,6 +431,7 @@ class _Collecting:
                 keep_every=keep.keep_every,
                 grace=keep.grace,
                 dry_run=False,
+                checked=self._checked,
             )
         except DeltaFormatError as error:
             warnings.warn(f"nothing was collected this time: {error}", RuntimeWarning, stacklevel=3)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,8 @@ from deltaformat.errors import (
     StoreError,
 )
 from deltaformat.keys import DESCRIPTOR, TAIL_HINT, pack_key, record_key
-from deltaformat.storage import Data, Storage, probe
+from deltaformat.redaction import redact
+from deltaformat.storage import Data, ReadsInto, Storage, probe
 
 __all__ = ["StorageTests"]
 
@@ -55,10 +57,15 @@ class StorageTests:
         exclusive_create: Whether *create* is one atomic operation of the store. Where it is not, the tests
             expect that the probe refuses it (DF-STO-02), and that a single writer can use it.
         clock_skew: How far the store's clock may be from this machine's.
+        many_objects: How many objects are stored, listed and deleted at once: more than the store lists or
+            deletes with one request.
+        secrets: The credentials in use, which must not be shown (DF-SEC-02).
     """
 
     exclusive_create = True
     clock_skew = timedelta(seconds=5)
+    many_objects = 1100
+    secrets: Sequence[str] = ()
 
     @pytest.fixture
     def storage(self) -> Iterator[Storage]:
@@ -70,7 +77,6 @@ class StorageTests:
     def test_put_get_head(self, storage: Storage) -> None:
         """Section 5: get, put, head; *put* replaces what is there."""
         assert isinstance(storage, Storage)
-        assert "://" in storage.url or storage.url
         before = datetime.now(UTC) - self.clock_skew
         storage.put(TAIL_HINT, b"first")
         storage.put(TAIL_HINT, b"second!")
@@ -79,6 +85,14 @@ class StorageTests:
         info = storage.head(TAIL_HINT)
         assert (info.key, info.size) == (TAIL_HINT, 7)
         assert before < info.modified < datetime.now(UTC) + self.clock_skew
+
+    def test_what_is_shown(self, storage: Storage) -> None:
+        """DF-SEC-02: no credentials are in the URL, nor in how the storage shows itself."""
+        assert isinstance(storage.url, str)
+        assert storage.url
+        for shown in (storage.url, repr(storage), str(storage)):
+            assert redact(shown) == shown
+            assert not any(secret in shown for secret in self.secrets)
 
     @pytest.mark.parametrize("size", [0, 1, 100_000, 9 << 20])
     def test_sizes(self, storage: Storage, size: int) -> None:
@@ -114,6 +128,26 @@ class StorageTests:
         assert storage.create(_RECORD, b"first") is True
         assert storage.create(_RECORD, b"second") is False
         assert storage.get(_RECORD) == b"first"
+
+    def test_read_into(self, storage: Storage) -> None:
+        """`ReadsInto`, where it has that: a range to where it is wanted, all of it or an error."""
+        if not isinstance(storage, ReadsInto):
+            pytest.skip("it reads no ranges in place")
+        data = np.random.default_rng(0).integers(0, 256, 100_001, np.uint8)
+        storage.put(_PACK, data)
+        for start, length in ((0, 100_001), (0, 1), (100_000, 1), (4097, 50_000)):
+            out = np.zeros(length + 2, np.uint8)
+            storage.read_into(_PACK, start, out[1:-1])
+            assert np.array_equal(out[1:-1], data[start : start + length])
+            assert (out[0], out[-1]) == (0, 0)
+        room = np.zeros(10, np.uint8)
+        for start in (99_992, 100_001, 1 << 40):
+            into = partial(storage.read_into, _PACK, start, room)
+            assert _code(into, CorruptError) is ErrorCode.SIZE_MISMATCH
+        absent = partial(storage.read_into, _RECORD, 0, room)
+        assert _code(absent, MissingError) is ErrorCode.OBJECT_MISSING
+        with pytest.raises(MalformedError):
+            storage.read_into("../x", 0, room)
 
     def test_missing(self, storage: Storage) -> None:
         """DF-STO-04: absence is told as absence."""
@@ -192,6 +226,16 @@ class StorageTests:
         storage.delete([record_key(9), record_key(1), record_key(8), record_key(2)])
         storage.delete([record_key(1)])
         assert _listed(storage) == [record_key(3)]
+
+    def test_many_objects(self, storage: Storage) -> None:
+        """Section 5: a listing tells of all objects, and all keys are deleted, however many there are."""
+        keys = [record_key(seq) for seq in range(self.many_objects)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda key: storage.put(key, b"x"), keys))
+        storage.put(_PACK, b"stays")
+        assert _listed(storage, "log/") == keys
+        storage.delete(keys)
+        assert _listed(storage) == [_PACK]
 
     @pytest.mark.parametrize("key", _NO_KEYS)
     def test_only_keys_of_the_grammar(self, storage: Storage, key: str) -> None:

@@ -216,6 +216,7 @@ class Writer(Stager):
         self._parent, self._parent_map = commit, version
         self._baseline.retain(version.index.keys())
         self._mirrors.retain(version.index.keys())
+        collect_started = time.perf_counter()
         self._committed()
         ended = time.perf_counter()
         timings = {
@@ -223,7 +224,8 @@ class Writer(Stager):
             "encode": staged.counts.encode_seconds,
             "files": manifest_started - files_started,
             "manifest": record_started - manifest_started,
-            "record": ended - record_started,
+            "record": collect_started - record_started,
+            "collect": ended - collect_started,
             "total": ended - started,
         }
         return self._info(

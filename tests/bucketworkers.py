@@ -21,7 +21,7 @@ SEEDS = {"main": 0, "left": 1, "middle": 2, "right": 3}
 
 def hasten():
     """Pause a tenth as long between tries as users' programs do: everything is a loopback away here."""
-    buckets.Retry = partial(Retry, first=0.01, longest=0.3)
+    buckets.Retry = partial(Retry, first=0.01, longest=0.3, busy=0.01)
 
 
 def race(url, options, own, commits, barrier):

@@ -77,7 +77,7 @@ LAYERS = {
         "gpu.xxh3_torch",
         "gpu.xxh3_triton",
     ],
-    "files": ["checkpoint", "export"],
+    "files": ["checkpoint", "durable", "export"],
     "storage": [
         "awsprofiles",
         "buckets",

@@ -6,9 +6,10 @@ import os
 import secrets
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import azurite
@@ -46,15 +47,18 @@ def fresh(bucket: str = "tests") -> str:
 class TestRealS3(StorageTests):
     @pytest.fixture
     def storage(self, s3_server) -> Storage:
+        self.secrets = (s3_server.access_key, s3_server.secret_key)
         return open_storage(fresh(), options=s3_server.options())
 
 
 class TestFaultyS3(StorageTests):
     """The same where a tenth of requests and a fifth of replies are lost, and all else goes wrong, too."""
 
+    many_objects = 50
+
     @pytest.fixture
     def storage(self, s3_server, monkeypatch):
-        monkeypatch.setattr(buckets, "Retry", partial(Retry, first=0.01, longest=0.2))
+        monkeypatch.setattr(buckets, "Retry", partial(Retry, first=0.01, longest=0.2, busy=0.01))
         faults = Faults(
             lost_request=0.1, lost_reply=0.2, unavailable=0.05, too_many=0.05, no_range=0.05, truncated=0.05
         )
@@ -224,6 +228,80 @@ def test_credentials_of_a_profile(s3_server, shared_store, tmp_path, monkeypatch
     assert df.open(shared_store).version().step == 1
 
 
+def test_without_a_home(monkeypatch):
+    """A user without a home directory has no profiles; that is no failure."""
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert open_storage("s3://bucket/run").url == "s3://bucket/run"
+    monkeypatch.setenv("AWS_PROFILE", "train")
+    assert "no AWS profile 'train'" in told(lambda: open_storage("s3://bucket/run"))
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers everything with `status` and `body`."""
+
+    status, body = 400, b""
+
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.send_response(self.status)
+        self.send_header("etag", '"x"')
+        self.send_header("content-length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_PUT = do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, format, *arguments):
+        pass
+
+
+@contextmanager
+def serving(handler):
+    """A server on loopback; its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (400, "<Code>ExpiredToken</Code><Message>It has expired.</Message><Token-0>SECRET</Token-0>",
+         "400 Bad Request: ExpiredToken: It has expired."),
+        (403, "<AWSAccessKeyId>SECRET</AWSAccessKeyId><Code>InvalidAccessKeyId</Code>", "InvalidAccessKeyId"),
+        (400, "<Code>SECRET of another kind</Code><StringToSign>SECRET</StringToSign>", "400 Bad Request"),
+        (400, None, "400 Bad Request"),
+    ],
+)  # fmt: skip
+def test_a_reply_is_not_repeated(status, body, words):
+    """DF-SEC-02: of a refusal's body its code and message are shown, and nothing else of it."""
+    whole = '{"token": "SECRET"}' if body is None else f'<?xml version="1.0"?><Error>{body}</Error>'
+    handler = type("Handler", (Refusing,), {"status": status, "body": whole.encode()})
+    with serving(handler) as endpoint:
+        options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+        storage = open_storage("s3://b/x", options={**options, "retry_seconds": "0.2"})
+        for call in (
+            lambda: storage.get(KEY),
+            lambda: storage.put(KEY, b""),
+            lambda: list(storage.list("log/")),
+        ):
+            text = told(call)
+            assert words in text
+            assert "SECRET" not in text
+
+
 # -- URLs ----------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +331,34 @@ def test_options_that_cannot_be_meant(tmp_path):
         assert "SECRET" not in told(
             lambda url=url, options=options: open_storage(url, options=options), MalformedError
         )
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://b/x", {"endpoint": ""}), ("s3://b/x", {"endpoint_url": ""}),
+        ("s3://b/x", {"aws_endpoint": ""}), ("s3://b/x", {"AWS_ENDPOINT_URL_S3": ""}),
+        ("s3://b/x", {"aws_endpoint_url": "", "aws_region": "eu-west-1", "aws_token": "t"}),
+        ("az://b/x", {"azure_endpoint": "", "azure_storage_account_name": "a"}),
+        ("az://b/x", {"endpoint": "", "account_name": "a", "azure_storage_access_key": "aGk="}),
+        ("gs://b/x", {"google_base_url": "", "skip_signature": "true"}),
+    ],
+)  # fmt: skip
+def test_options_by_all_their_names(url, options, monkeypatch):
+    """obstore has several names for one option: each serves, and an endpoint by http:// is meant so."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_")):
+            monkeypatch.delenv(name)
+    handler = type("Handler", (Refusing,), {"status": 403, "body": b"<Code>AskedHere</Code>"})
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"} if url.startswith("s3") else {}
+    keys |= {"skip_signature": "true"} if url.startswith("az") and len(options) < 3 else {}
+    with serving(handler) as endpoint:
+        given = {**keys, **{name: value or endpoint for name, value in options.items()}}
+        assert "AskedHere" in told(lambda: open_storage(url, options=given).get(KEY))
+    twice = {"aws_region": "SECRET", "region": "SECRET"}
+    text = told(lambda: open_storage("s3://b/x", options=twice), MalformedError)
+    assert "second time" in text
+    assert "SECRET" not in text
 
 
 def test_every_cloud_by_its_url(monkeypatch):
@@ -373,6 +479,46 @@ def test_an_outage_is_told(s3_server):
         assert df.open(url, storage_options=options).log() == []
     nobody = s3_server.options(endpoint=f"http://127.0.0.1:{free_port()}", retry_seconds="0.5")
     assert "the store failed" in told(lambda: df.open(url, storage_options=nobody))
+
+
+class Breaking(Refusing):
+    """Hangs up after `seconds`, or says that it is `busy`; the first `times` tries."""
+
+    seconds, busy, times = 0.0, False, 99
+
+    def do_GET(self):
+        self.asked.append(time.monotonic())
+        if len(self.asked) > self.times:
+            super().do_GET()
+        elif self.busy:
+            self.send_error(503)
+        else:
+            time.sleep(self.seconds)
+            self.close_connection = True
+
+    do_PUT = do_GET  # noqa: N815
+
+
+@pytest.mark.parametrize("size", [1, 2 << 20])
+def test_a_long_request_is_tried_again(size):
+    """What takes longer than retry_seconds before it breaks off is tried twice more, small or large."""
+    handler = type("Handler", (Breaking,), {"asked": [], "seconds": 0.4, "times": 2, "status": 200})
+    with serving(handler) as endpoint:
+        options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+        storage = open_storage("s3://b/x", options={**options, "retry_seconds": "0.3"})
+        storage.put(PACK, b"x" * size)
+        assert len(handler.asked) == 3
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_who_is_busy_is_not_pressed(large):
+    """After 503 the server has a second before it is asked again."""
+    handler = type("Handler", (Breaking,), {"asked": [], "busy": True, "times": 1, "status": 200})
+    with serving(handler) as endpoint:
+        options = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+        open_storage("s3://b/x", options=options).put(PACK, b"x" * (2 << 20 if large else 1))
+    first, second = handler.asked
+    assert second - first >= 0.99
 
 
 def test_a_listing_that_breaks_off_is_no_short_listing(s3_server):

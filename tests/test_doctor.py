@@ -1,6 +1,9 @@
 """`doctor STORE`: the verdict on places that can do everything, some, or nothing."""
 
 import json
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cliruns import runner
@@ -48,8 +51,12 @@ def test_places_that_lack_something(memory):
     assert not check(CachedMiss(memory), "create-if-absent").ok
     assert examine(Same(memory)).verdict == "no store can be read here"
     assert not check(Swallowing(memory), "create-if-absent").ok
+    untried = examine(ReadOnlyStorage(memory, "it"))
+    assert untried.verdict == "read, not written; whether ranges are read could not be tried"
+    assert check(ReadOnlyStorage(memory, "it"), "ranges").detail.startswith("not tried")
     df.create(memory, block_bytes=256)
     assert examine(ReadOnlyStorage(memory, "it")).verdict == "read, not written"
+    assert check(ReadOnlyStorage(memory, "it"), "ranges").detail == "3 ranges of the descriptor"
 
     class Undeletable(SingleWriterStorage):
         exclusive_create = True
@@ -62,6 +69,31 @@ def test_places_that_lack_something(memory):
 
     assert examine(Undeletable(memory)).verdict == "read and written, by several at once; not collected"
     assert check(Undeletable(memory), "delete").detail == "access denied [store-failed]"
+
+
+class Whole(SimpleHTTPRequestHandler):
+    """Python's own web server: it gives all of a file, whatever range is asked for."""
+
+    def log_message(self, format, *arguments):
+        pass
+
+
+def test_a_web_server_without_ranges(tmp_path, capsys):
+    """A store can be put there and never read: that is found although nothing can be written."""
+    df.create(tmp_path / "run", block_bytes=256)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Whole, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            done = runner(capsys)("doctor", f"http://127.0.0.1:{server.server_address[1]}/run", "--json")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (done.code, done.json["verdict"]) == (1, "no store can be read here")
+    assert [check["name"] for check in done.json["checks"] if not check["ok"]] == [
+        "put and read back",
+        "ranges",
+    ]
 
 
 def test_the_command(tmp_path, capsys, s3_server, monkeypatch):

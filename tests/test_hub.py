@@ -23,6 +23,7 @@ from deltaformat.errors import (
     UnsupportedError,
 )
 from deltaformat.examine import examine
+from deltaformat.hubclient import asked_to_wait
 from deltaformat.keys import record_key
 from deltaformat.retrying import Retry
 from deltaformat.storage import Storage, open_storage
@@ -52,9 +53,11 @@ def fresh():
 
 class TestHubBucket(StorageTests):
     exclusive_create = False
+    many_objects = 60
 
     @pytest.fixture
-    def storage(self, hub) -> Storage:
+    def storage(self, hub, monkeypatch) -> Storage:
+        monkeypatch.setattr(hubstorage, "_DELETE_AT_ONCE", 25)
         return open_storage(fresh(), options=options(hub))
 
 
@@ -62,6 +65,7 @@ class TestLimitedHub(StorageTests):
     """The same where the Hub answers every fourth request for a file with 429."""
 
     exclusive_create = False
+    many_objects = 60
 
     @pytest.fixture
     def storage(self, hub, monkeypatch):
@@ -200,6 +204,22 @@ def test_retry_after_is_honoured(hub):
         hub.state.limited, hub.state.retry_after, hub.state.reset = 0.0, "0", 0
 
 
+def test_how_long_to_wait():
+    """Retry-After is a number or a date; else the Hub's own header tells; what cannot be meant is nothing."""
+    date = "Mon, 30 Nov 2026 10:00:00 GMT"
+    for headers, seconds in (
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "Mon, 30 Nov 2026 10:01:30 GMT", "date": date}, 90.0),
+        ({"retry-after": "Mon, 30 Nov 2026 09:00:00 GMT", "date": date}, 0.0),
+        ({"retry-after": "Thu, 01 Jan 2015 00:00:00 GMT"}, 0.0),
+        ({"retry-after": "Mon, 30 Nov 2026 10:01:30 -0000", "date": date}, 0.0),
+        ({"retry-after": "soon", "ratelimit": '"api";r=0;t=5'}, 5.0),
+        ({"ratelimit": '"api";r=3;t=5'}, 0.0),
+        ({}, 0.0),
+    ):
+        assert asked_to_wait(headers) == seconds
+
+
 def test_urls_and_options():
     """DF-SEC-02: what cannot be meant is refused, without repeating it."""
     for url in (
@@ -207,7 +227,10 @@ def test_urls_and_options():
         "hf://SECRET@buckets/me/b", "hf://buckets/me/b?token=SECRET", "hf://buckets/m e/b", "hf://datasets/a/b",
     ):  # fmt: skip
         assert "SECRET" not in told(lambda url=url: open_storage(url), MalformedError)
-    for given in ({"region": "SECRET"}, {"timeout": "SECRET"}, {"retry_seconds": "x"}):
+    for given in (
+        {"region": "SECRET"}, {"timeout": "SECRET"}, {"retry_seconds": "x"}, {"timeout": None},
+        {"timeout": "inf"}, {"retry_seconds": "-3"}, {"retry_seconds": "nan"}, {"timeout": "0"},
+    ):  # fmt: skip
         text = told(lambda given=given: open_storage("hf://buckets/me/b", options=given), MalformedError)
         assert "SECRET" not in text
     assert open_storage("hf://buckets/me/b/").url == "hf://buckets/me/b"

@@ -173,6 +173,24 @@ def test_import_from_the_hub(hub, checkpoint, tensors, tmp_path, external):
     assert bool(stored) is not external
 
 
+def test_an_import_takes_what_the_index_names(hub, checkpoint, tensors, tmp_path):
+    """No weights twice; code and tokenizers come along; what is left out is said."""
+    for name, content in (
+        ("consolidated.safetensors", b"another layout"), ("original/model.safetensors", b"as well"),
+        ("modeling.py", b"pass"), ("qwen.tiktoken", b"IQ== 0"), ("model.gguf", b"yet another"),
+    ):  # fmt: skip
+        hub.publish("org/model", REVISION, name, content)
+    done = run_cli(hub, tmp_path, "import", str(tmp_path / "store"), MODEL, "--step", "0", "--init")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "not fetched: consolidated.safetensors, model.gguf, original/model.safetensors" in done.stdout
+    with df.open(tmp_path / "store").version() as version:
+        same(version.state_dict(), tensors)
+        assert version.read_file("modeling.py") == b"pass"
+        assert version.read_file("qwen.tiktoken") == b"IQ== 0"
+    asked = [path for _, path, _ in hub.state.requests]
+    assert not any("consolidated" in path or "gguf" in path for path in asked)
+
+
 def test_import_of_what_is_not_there(hub, checkpoint, tmp_path):
     """One line each, and no store is left behind."""
     for source, words in (

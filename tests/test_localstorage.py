@@ -197,7 +197,7 @@ def test_failing_writes(
             ),
         )
     elif operation == "directory":
-        monkeypatch.setattr("deltaformat.localstorage._sync_directory", fail)
+        monkeypatch.setattr("deltaformat.localstorage.sync_directory", fail)
         local._durable.update({str(tmp_path / "log")})
         (tmp_path / "log").mkdir()
     else:

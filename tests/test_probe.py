@@ -8,8 +8,9 @@ import pytest
 from storagetools import KEY, PACK, listed
 from wrappers import Counting, Flaky, Killed, LostReply, StopAt, Wrapper
 
-from deltaformat.errors import ErrorCode, LimitError, MissingError, StoreError
-from deltaformat.keys import TAIL_HINT, probe_key, record_key
+import deltaformat as df
+from deltaformat.errors import ConflictError, ErrorCode, LimitError, MissingError, StoreError
+from deltaformat.keys import DESCRIPTOR, TAIL_HINT, probe_key, record_key
 from deltaformat.localstorage import LocalStorage
 from deltaformat.storage import Storage, open_storage, probe
 
@@ -103,6 +104,20 @@ def test_probe_refuses(broken: type[Wrapper], words: str) -> None:
     assert caught.value.code is ErrorCode.CREATE_UNSAFE
     assert "single writer" in caught.value.message
     assert listed(storage) == []
+
+
+@pytest.mark.parametrize("broken", [Overwriting, OverwritingWhileRefusing])
+def test_a_store_is_not_replaced(broken: type[Wrapper]) -> None:
+    """DF-DSC-03: the descriptor of a store stands, also where the server ignores the condition."""
+    storage = broken(open_storage(f"memory://stands-{broken.__name__}"))
+    made = df.create(storage, block_bytes=256)
+    before = storage.get(DESCRIPTOR)
+    again = df.create(storage, block_bytes=4096, digest="blake3-256", exist_ok=True)
+    assert (again.uuid, storage.get(DESCRIPTOR)) == (made.uuid, before)
+    with pytest.raises(ConflictError) as caught:
+        df.create(storage, block_bytes=4096)
+    assert caught.value.code is ErrorCode.ALREADY_EXISTS
+    assert storage.get(DESCRIPTOR) == before
 
 
 def test_probe_with_a_lost_reply() -> None:

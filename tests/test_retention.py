@@ -2,11 +2,14 @@
 alone; staged parts whose packs have gone.
 """
 
+import os
+import time
 import warnings
 from datetime import timedelta
 
 import pytest
 from tinystore import BLOCK, DictStorage, content, truth, weights
+from watching import Recorder
 
 import deltaformat as df
 from deltaformat.errors import (
@@ -16,6 +19,8 @@ from deltaformat.errors import (
     MalformedError,
     MissingError,
 )
+from deltaformat.keys import probe_key
+from deltaformat.localstorage import LocalStorage
 
 NOW = timedelta(0)
 POLICY = df.Policy(max_chain=3)
@@ -72,6 +77,80 @@ def test_a_grace_is_kept(tmp_path):
         for step in range(6, 9):
             writer.commit(step=step, tensors=weights(step))
     assert steps_left(store) == [5, 6, 7, 8]
+
+
+class Counting(Recorder):
+    """Knows how many manifests were being read at once, at most."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.reading = self.most = 0
+
+    def before(self, operation, key, argument=None):
+        super().before(operation, key, argument)
+        if operation == "get" and key.startswith("manifests/"):
+            with self._lock:
+                self.reading += 1
+                self.most = max(self.most, self.reading)
+            time.sleep(0.01)
+
+    def after(self, operation, key, result=None):
+        if operation == "get" and key.startswith("manifests/"):
+            with self._lock:
+                self.reading -= 1
+
+
+def test_manifests_are_read_once_and_several_at_a_time():
+    """DF-GC-07 costs a commit no more than what came since the last collection; and it has its own timing."""
+    storage = DictStorage()
+    df.create(storage, block_bytes=BLOCK)
+    watched = Counting(storage)
+    keep = df.Retention(keep_last=8, keep_every=4, grace=NOW, interval=10)
+    with df.open(watched).writer(retention=keep) as writer:
+        for step in range(40):
+            watched.clear()
+            info = writer.commit(step=step, tensors=weights(step))
+            storage.advance(hours=1)
+            read = len(watched.of("get", "manifests/"))
+            if step % 10 == 9:  # of the versions that are kept those that came since the last time
+                assert read == {9: 9, 19: 8, 29: 9, 39: 8}[step]
+                assert info.timings["collect"] > 0.01
+            else:
+                assert read == 0
+        assert 2 <= watched.most <= 4
+    assert steps_left(df.open(storage)) == [*range(0, 32, 4), *range(32, 40)]
+
+
+def test_a_single_writer_sweeps_up(tmp_path):
+    """What killed processes left in a directory goes, also below the wrapper of a single writer."""
+    storage = LocalStorage(str(tmp_path))
+    store = df.create(storage, block_bytes=BLOCK)
+    leftover = tmp_path / "deltaformat.json#12345"
+    leftover.write_bytes(b"half")
+    os.utime(leftover, (0, 0))
+    keep = df.Retention(keep_last=1, grace=NOW, interval=1)
+    with store.writer(retention=keep, single_writer=True) as writer:
+        writer.commit(step=0, tensors=weights(0))
+    assert not leftover.exists()
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    """Who may only read can see what a collection would do; a probe's leftover needs the time, too."""
+    storage = LocalStorage(str(tmp_path))
+    store = df.create(storage, block_bytes=BLOCK)
+    with store.writer() as writer:
+        for step in range(4):
+            writer.commit(step=step, tensors=weights(step))
+    store.gc(keep_last=1, dry_run=False)
+    storage.put(probe_key("ab" * 16), b"{}")
+    watched = Recorder(storage)
+    report = df.open(watched).gc(keep_last=1, dry_run=True)
+    assert {call.operation for call in watched.calls} <= {"get", "get_ranges", "head", "list"}
+    assert report.waiting
+    assert report.deleted == []
+    due = df.open(watched).gc(keep_last=1, grace=NOW, dry_run=True)
+    assert due.deleted == store.gc(keep_last=1, grace=NOW, dry_run=False).deleted
+    assert due.deleted
 
 
 def test_a_collection_that_fails_costs_no_commit():

@@ -1,11 +1,13 @@
 """Storages: one set of tests for all of them, then what each has of its own, then the probe."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from storagetools import KEY, PACK, code_of
+from wrappers import Wrapper
 
 from deltaformat.errors import (
     CorruptError,
@@ -16,9 +18,9 @@ from deltaformat.errors import (
 from deltaformat.localstorage import LocalStorage
 from deltaformat.objectstorage import ObstoreStorage
 from deltaformat.redaction import redact
-from deltaformat.retrying import Retry
+from deltaformat.retrying import Pauses, Retry
 from deltaformat.singlewriter import SingleWriterStorage
-from deltaformat.storage import NotStoredError, Storage, chunks_of, open_storage
+from deltaformat.storage import NotStoredError, ObjectInfo, Storage, chunks_of, open_storage
 from deltaformat.testing import StorageTests
 
 
@@ -59,6 +61,38 @@ class TestSingleWriter(StorageTests):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return SingleWriterStorage(open_storage(f"memory://{tmp_path}"))
+
+
+class OnePage(Wrapper):
+    """Tells of the first page of a listing, and deletes the first few."""
+
+    def __init__(self, inner: Storage, listed: int, deleted: int) -> None:
+        super().__init__(inner)
+        self.listed, self.deleted = listed, deleted
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return itertools.islice(self.inner.list(prefix), self.listed)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.inner.delete(keys[: self.deleted])
+
+
+class Telling(Wrapper):
+    @property
+    def url(self) -> str:
+        return "s3://key:secret@bucket/x"
+
+
+@pytest.mark.parametrize("broken", [(1000, 2000), (2000, 4), (2000, 1000)])
+def test_a_storage_of_one_page_is_found_out(broken: tuple[int, int]) -> None:
+    storage = open_storage(f"memory://page-{broken[0]}-{broken[1]}")
+    with pytest.raises(AssertionError):
+        StorageTests().test_many_objects(OnePage(storage, *broken))
+
+
+def test_a_storage_that_tells_is_found_out() -> None:
+    with pytest.raises(AssertionError):
+        StorageTests().test_what_is_shown(Telling(open_storage("memory://telling")))
 
 
 def test_chunks() -> None:
@@ -179,6 +213,28 @@ def test_a_race_without_a_winner_is_no_object(monkeypatch: pytest.MonkeyPatch) -
     answers.append(racing)
     hurried = ObstoreStorage(MemoryStore(), "memory://x", retry=Retry(seconds=0))
     assert code_of(lambda: hurried.create(KEY, b""), StoreError) is ErrorCode.STORE_FAILED
+
+
+def test_pauses() -> None:
+    """Time runs from the first try; some tries are made all the same, unless the server asks for too long."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    retry = Retry(seconds=30, again=2, clock=lambda: now[0], sleep=sleep, jitter=lambda: 1.0)
+    pauses = Pauses(retry)
+    for expected in (True, True, False):
+        now[0] += 31
+        assert pauses.wait() is expected
+    now[0] = 0.0
+    pauses = Pauses(retry)
+    while pauses.wait():
+        pass
+    assert 25 < now[0] <= 30
+    now[0] = 0.0
+    assert not Pauses(retry).wait(31)
+    assert not Pauses(Retry(seconds=0, again=2)).wait()
 
 
 def test_short_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ def register(commands: Commands) -> None:
         "store",
         metavar="STORE",
         nargs="?",
-        help="try every operation that a store needs there, on probe objects that are deleted again",
+        help="try every operation that a store needs there, on probe objects that are deleted again; exits"
+        " with 0 if a store can be read there, and says whether it can be written",
     )
 
 
@@ -69,7 +70,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def _examine(place: str, console: Console) -> int:
-    """Try out a place; 0 if a store there can be read and written, if only by one writer."""
+    """Try out a place; 0 if a store can be read there: what else it can do is said."""
     storage = open_storage(place)
     found = examine(storage)
     console.document(

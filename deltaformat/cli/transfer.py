@@ -134,9 +134,11 @@ def _import(options: argparse.Namespace, console: Console) -> int:
     # The input is checked first: a mistake there leaves no claim, and no empty store, behind.
     source, external_url = options.source, options.external_url
     if is_model_url(source):
-        source, pinned = fetch_model(source)
-        external_url = external_url or pinned
-        console.say(f"fetched {plain(pinned)}")
+        fetched = fetch_model(source)
+        source, external_url = fetched.path, external_url or fetched.url
+        console.say(f"fetched {plain(fetched.url)}")
+        if fetched.left_out:
+            console.say(f"not fetched: {', '.join(plain(name) for name in fetched.left_out)}")
     checkpoint = open_checkpoint(source)
     if options.init:
         df.create(options.store, exist_ok=True)

@@ -215,7 +215,8 @@ def test_a_tensor_that_changes_while_it_is_compared(size):
     diff_triton.count(news, olds, elements, counts, width=2)
     assert counts.tolist() == [[2]]
     new[10:40] = 7
-    positions, differences = torch.full((64,), -9, dtype=torch.int32), torch.full((64,), -9, dtype=torch.int16)
+    positions = torch.full((64,), -9, dtype=torch.int32)
+    differences = torch.full((64,), -9, dtype=torch.int16)
     diff_triton.compact_kernel[(1, 1)](
         news, olds, elements, counts, counts.view(-1).cumsum(0), positions, differences, 1,
         TYPE=diff_triton._TYPES[2], TILE=diff_triton.TILE, num_warps=diff_triton.WARPS,

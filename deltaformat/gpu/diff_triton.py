@@ -62,7 +62,7 @@ def count_kernel(news, olds, elements, counts, tiles, TYPE: tl.constexpr, TILE: 
 
 @triton.jit
 def _compact(x, y, first, count, place, positions, differences):
-    """Write what differs, from `first` on; never more than was counted, should the tensor have changed since."""
+    """Write what differs, from `first` on; never more than was counted, whatever has changed since."""
     differs = (x != y).to(tl.int32)
     rank = tl.cumsum(differs, axis=0) - differs
     chosen = (differs != 0) & (rank < count)

@@ -300,7 +300,7 @@ class Hidden(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().partition("::")[2].partition(".")[0]
-        masked = name.strip("_").startswith("index") and name != "index_select"
+        masked = name.strip("_").startswith("index") and name not in ("index_select", "index_add_")
         given = [index for index in args[1] if index is not None] if masked else []
         if name in self.WAITING or any(index.dtype in (torch.bool, torch.uint8) for index in given):
             self.seen.append(name)
@@ -392,6 +392,63 @@ def test_what_arrives_is_checked(kept, which, monkeypatch):
         for number in (1, 2):
             writer.commit(step=number, tensors=states[number])
     reads_back(store, states)
+
+
+@pytest.mark.parametrize("engine", ["torch", "triton"])
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("change", ["back", "fewer", "more", "elsewhere", "unseen"])
+def test_a_tensor_that_changes_while_it_is_compared(change, kept, engine, monkeypatch):
+    """DF-WR-01: others write between hashing, counting and collecting; only what was hashed is stored.
+
+    `back`: nothing differs any more when it is counted; `fewer`, `more`: than were counted are there to
+    collect; `elsewhere`: more in the block before a short one; `unseen`: what was counted too much is gone.
+    """
+    if engine == "triton":
+        pytest.importorskip("triton")
+    tensor = torch.zeros(1000, dtype=BF16)  # blocks of 128 elements; the last has 104
+    words = tensor.view(torch.int16)
+    store = make()
+    count_changes, window = survey.count_changes, survey.Window
+
+    def counting(*args, **options):
+        if change == "back":
+            words[5] = 0
+        if change == "unseen":
+            words[3] = 1
+        return count_changes(*args, **options)
+
+    def collecting(*args, **options):
+        if change == "fewer":
+            words[6] = 0
+        if change == "more":
+            words[20:60] = 3
+        if change == "elsewhere":
+            words[860:890] = 3
+        if change == "unseen":
+            words[3] = 0
+        return window(*args, **options)
+
+    with store.writer(policy=df.Policy(device=engine, device_baseline=kept)) as writer:
+        writer.commit(step=0, tensors={"w": tensor})
+        words[[5, 6, 850, 990]] = 1
+        with monkeypatch.context() as patch:
+            patch.setattr(survey, "count_changes", counting)
+            patch.setattr(survey, "Window", collecting)
+            if change == "back":
+                words[6] = 0
+            hashed = tensor.clone()
+            if change in ("more", "elsewhere"):
+                writer.commit(step=1, tensors={"w": tensor})
+                reads_back(store, [{"w": torch.zeros_like(tensor)}, {"w": hashed}])
+            else:
+                with pytest.raises(CorruptError, match="changed while it was committed"):
+                    writer.commit(step=1, tensors={"w": tensor})
+        if kept and change in ("more", "elsewhere"):  # what was kept on the device is not what was hashed
+            with pytest.raises(CorruptError, match="changed while it was committed"):
+                writer.commit(step=2, tensors={"w": tensor})
+        writer.commit(step=2, tensors={"w": tensor})
+    with store.version(step=2, framework="pt") as version:
+        assert torch.equal(version.state_dict()["w"].view(torch.int16), words)
 
 
 @pytest.mark.parametrize("kept", KEPT)

@@ -233,27 +233,26 @@ def _compact_with_torch(
     torch = load_torch()
     device = pairs.new.device
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-    # What does not differ is written to one place more, at the end.
-    positions = torch.empty(total + 1, dtype=torch.int32, device=device)
-    differences = torch.empty(total + 1, dtype=kind, device=device)
-    wanted = np.zeros(len(pairs.new), np.bool_)
-    wanted[blocks] = True
-    done = 0
+    # What does not differ is written to one place more, at the end; so is what a block has beyond its count,
+    # should it have changed since.
+    positions = torch.zeros(total + 1, dtype=torch.int32, device=device)
+    differences = torch.zeros(total + 1, dtype=kind, device=device)
+    allotted = np.zeros(len(pairs.new), np.int64)
+    allotted[blocks] = counts[blocks]
+    starts = prefix_sums(allotted)
     for first, elements, new, old in _slabs(pairs):
         if int(pairs.widths[pairs.new.tensor[first]]) != width:
             continue
-        count = -(-len(new) // elements)
-        chosen = wanted[first : first + count]
-        if not chosen.any():
+        chosen = slice(first, first + -(-len(new) // elements))
+        if not allotted[chosen].any():
             continue
+        new, old = (content.view(-1, min(elements, len(content))) for content in (new, old))
         differs = new != old
-        if not chosen.all():
-            keep = torch.from_numpy(chosen).to(device)
-            differs &= keep[torch.arange(len(new), device=device) // elements]
-        place = torch.where(differs, differs.cumsum(0) + (done - 1), total)
-        positions[place] = (torch.arange(len(new), device=device) % elements).to(torch.int32)
+        rank = differs.cumsum(1) - 1
+        differs &= rank < upload_table(allotted[chosen, None], device)
+        place = torch.where(differs, upload_table(starts[chosen, None], device) + rank, total)
+        positions[place] = torch.arange(new.shape[1], dtype=torch.int32, device=device)
         differences[place] = new - old
-        done += int(counts[first : first + count][chosen].sum())
     return positions[:total], differences[:total]
 
 

@@ -183,13 +183,18 @@ class Survey:
             self._pending = next(self._windows, None)
 
     def take(self, number: int, blocks: range) -> dict[int, tuple[Changes | None, Bytes | None]]:
-        """Wait for what is wanted of some blocks of a tensor: changes or content, by block index."""
+        """Wait for what is wanted of some blocks of a tensor: changes or content, by block index.
+
+        Raises:
+            CorruptError: A block that differs by its digest had nothing that differs.
+        """
         assert self._table is not None
         first = int(self._table.first[number])
         wanted = [index for index in blocks if self._wanted[number].blocks[index] != NOTHING]
-        while any(first + index not in self._arrived for index in wanted):
+        while missing := [index for index in wanted if first + index not in self._arrived]:
             pending = self._pending
-            assert pending is not None
+            if pending is None:
+                raise self.fail(self.members[number].name, missing[0])
             with current(self._table.device):
                 self._pending = next(self._windows, None)
             self._arrived.update(pending.take())
@@ -310,6 +315,12 @@ class Survey:
         return views
 
 
+def _in_order(changes: Changes) -> bool:
+    """Whether positions rise and all differ, which is not so where less differed than had been counted."""
+    positions = changes.positions
+    return bool((positions[1:] > positions[:-1]).all() and changes.differences.all())
+
+
 def _spread(download: Download, rows: Integers, counts: Integers) -> Integers:
     """Put counts of some blocks in their places among all."""
     (found,) = download.take()
@@ -396,7 +407,7 @@ class DeviceTensor:
             Element width, and the positions that changed, where they are known.
 
         Raises:
-            CorruptError: It does not have the device's digest.
+            CorruptError: It does not have the device's digest, or it changed while it was compared.
         """
         if index not in self._arrived:  # unchanged, and the host has it
             if base is not None:
@@ -408,7 +419,7 @@ class DeviceTensor:
             assert changes is not None
             content = base.copy()
             changes.apply(content)
-        if algorithm(content) != self.digest(index):
+        if algorithm(content) != self.digest(index) or not (changes is None or _in_order(changes)):
             raise self.survey.fail(self.name, index)
         self._blocks[index] = content
         return (changes.width, changes.positions) if changes is not None else None

@@ -62,3 +62,11 @@ def test_memory_does_not_grow(tmp_path):
     found = run("many", tmp_path / "store")
     assert found["growth"] < 16 * MB
     assert found["late"] < 6 * MB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3-256"])
+def test_hashing_takes_what_it_says(algorithm):
+    """`hash_blocks` states 320 MiB for torch, also for tensors that are shorter than a block."""
+    (peak,) = run("hashing", algorithm)["peaks"]
+    assert peak < 336 << 20, peak

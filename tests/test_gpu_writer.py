@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from writertools import make, memory
 
 import deltaformat as df
+from deltaformat import inputs
 from deltaformat.errors import CorruptError, InconsistentError, MalformedError, StoreError, UnsupportedError
 from deltaformat.gpu import survey
 from deltaformat.gpu.transfer import PinnedMemory, traffic
@@ -223,6 +224,48 @@ def test_copies_are_taken(kept):
                 tensor.zero_()
         future.result()
     reads_back(store, states)
+
+
+def test_copies_become_what_is_kept(monkeypatch):
+    """`block=False` with a baseline on the device copies a tensor once."""
+    states, copies = history(3), []
+    copy_in_place = inputs._copy_in_place
+
+    def copying(tensor):
+        made = copy_in_place(tensor)
+        copies.append(made[0])
+        return made
+
+    monkeypatch.setattr(inputs, "_copy_in_place", copying)
+    store = make()
+    with store.writer(policy=df.Policy(device="torch", device_baseline=True)) as writer:
+        for number, state in enumerate(states):
+            writer.commit(step=number, tensors=state, block=False).result()
+            made = {copy.data_ptr() for copy in copies}
+            held = writer._mirrors._held
+            plain = [name for name, tensor in state.items() if tensor.is_contiguous() and tensor.numel()]
+            assert len(plain) > 5
+            assert {name for name in plain if held[name].data.data_ptr() not in made} == set()
+    reads_back(store, states)
+
+
+def test_each_device_has_its_event(monkeypatch):
+    """What was copied on one device is waited for by that device's event, not by the last of all."""
+    tensors = {"a": torch.zeros(300), "b": torch.zeros(300, device="meta"), "c": torch.zeros(300)}
+    waits = {}
+
+    class Noted:
+        def __init__(self, _, pairs, *, own, ready):
+            assert own
+            waits.update(dict.fromkeys([name for name, _ in pairs], ready))
+            self.members = [tensor for _, tensor in pairs]
+
+    monkeypatch.setattr(inputs, "_copy_in_place", lambda tensor: (tensor, f"event of {tensor.device}"))
+    monkeypatch.setattr(inputs, "Survey", Noted)
+    monkeypatch.setattr(inputs, "describe", lambda tensor: None)
+    taken = inputs.Inputs(df.Policy(device="torch", device_baseline=True), None).copies(tensors)
+    assert [name for name, _ in taken] == list(tensors)
+    assert waits == {"a": "event of cpu", "b": "event of meta", "c": "event of cpu"}
 
 
 def test_a_writer_that_begins_anew():

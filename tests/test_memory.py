@@ -65,8 +65,7 @@ def test_memory_does_not_grow(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3-256"])
-def test_hashing_takes_what_it_says(algorithm):
+def test_hashing_takes_what_it_says(tmp_path):
     """`hash_blocks` states 320 MiB for torch, also for tensors that are shorter than a block."""
-    (peak,) = run("hashing", algorithm)["peaks"]
-    assert peak < 336 << 20, peak
+    peaks = run("hashing", tmp_path)["peaks"]
+    assert max(peaks) < 336 << 20, peaks

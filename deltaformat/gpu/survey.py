@@ -124,12 +124,16 @@ class Survey:
     Args:
         mirrors: The writer's.
         tensors: Name and tensor of each.
+        own: Whether nobody else has their memory, so that it can be kept.
         ready: An event after which their content stands, if it was made on another stream.
     """
 
-    def __init__(self, mirrors: Mirrors, tensors: Sequence[tuple[str, Any]], *, ready: Any = None) -> None:
+    def __init__(
+        self, mirrors: Mirrors, tensors: Sequence[tuple[str, Any]], *, own: bool = False, ready: Any = None
+    ) -> None:
         self._mirrors = mirrors
         self._given = list(tensors)
+        self._own = own
         self._ready = ready
         self._table: BlockTable | None = None
         self._wanted: list[Wanted] = []
@@ -158,7 +162,10 @@ class Survey:
         device = self._given[0][1].device
         with current(device):
             if self._ready is not None:
-                load_torch().cuda.current_stream(device).wait_event(self._ready)
+                stream = load_torch().cuda.current_stream(device)
+                stream.wait_event(self._ready)
+                for _, tensor in self._given:
+                    tensor.record_stream(stream)  # its memory is not used anew before this stream is done
             self._table = table = BlockTable.of(
                 flat_views(tensor for _, tensor in self._given), self._mirrors.block_bytes
             )
@@ -281,7 +288,7 @@ class Survey:
             for number, (name, tensor) in enumerate(self._given):
                 view = table.views[number]
                 digests = self.digests[table.first[number] : table.first[number + 1]]
-                own = bool(view.numel()) and view.data_ptr() != tensor.data_ptr()
+                own = self._own or (bool(view.numel()) and view.data_ptr() != tensor.data_ptr())
                 self._mirrors.keep(name, view, digests, own=own)
 
     def _pairs(self, table: BlockTable, blocks: Integers) -> Pairs:

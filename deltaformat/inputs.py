@@ -7,7 +7,7 @@ from typing import Any
 
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError
 from deltaformat.gpu.engines import load_torch, on_device, stays_on_device
-from deltaformat.gpu.survey import DeviceTensor, Mirrors, Survey
+from deltaformat.gpu.survey import DeviceBaseline, DeviceTensor, Survey
 from deltaformat.gpu.table import batches
 from deltaformat.policy import Policy
 from deltaformat.tensors import HostTensor, check_name, snapshot, to_host
@@ -24,12 +24,12 @@ class Inputs:
 
     Args:
         policy: Says which tensors are hashed and compared on their device.
-        mirrors: What the writer keeps on devices.
+        baseline: What the writer keeps on devices.
     """
 
-    def __init__(self, policy: Policy, mirrors: Mirrors) -> None:
+    def __init__(self, policy: Policy, baseline: DeviceBaseline) -> None:
         self._policy = policy
-        self._mirrors = mirrors
+        self._baseline = baseline
 
     def take(self, tensors: Tensors) -> Iterator[tuple[str, Source]]:
         """Take tensors in order, as they are now or when they are reached.
@@ -91,7 +91,7 @@ class Inputs:
             if number not in members:
                 chosen = [pairs[member] for member in group]
                 ready = copies.get(tensor.device) if copies is not None else None
-                survey = Survey(self._mirrors, chosen, own=copies is not None, ready=ready)
+                survey = Survey(self._baseline, chosen, own=copies is not None, ready=ready)
                 members.update(zip(group, survey.members, strict=True))
             yield name, members.pop(number)
 

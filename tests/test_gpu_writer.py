@@ -242,7 +242,7 @@ def test_copies_become_what_is_kept(monkeypatch):
         for number, state in enumerate(states):
             writer.commit(step=number, tensors=state, block=False).result()
             made = {copy.data_ptr() for copy in copies}
-            held = writer._mirrors._held
+            held = writer._device_baseline._held
             plain = [name for name, tensor in state.items() if tensor.is_contiguous() and tensor.numel()]
             assert len(plain) > 5
             assert {name for name in plain if held[name].data.data_ptr() not in made} == set()
@@ -400,9 +400,9 @@ def test_nothing_stays_on_the_device_without_being_asked_for():
     for kept, expected in ((False, 0), (True, sum(t.numel() * t.dtype.itemsize for t in state.values()))):
         with make().writer(policy=df.Policy(device="torch", device_baseline=kept)) as writer:
             writer.commit(step=0, tensors=state)
-            assert writer._mirrors.nbytes == expected
+            assert writer._device_baseline.nbytes == expected
             writer.commit(step=1, tensors={"w0": state["w0"]}, allow_set_change=True)
-            assert writer._mirrors.nbytes == (kept and state["w0"].numel() * 2)
+            assert writer._device_baseline.nbytes == (kept and state["w0"].numel() * 2)
 
 
 # -- faults -------------------------------------------------------------------------------------------------

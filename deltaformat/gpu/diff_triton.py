@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from deltaformat.gpu.engines import load_torch
+from deltaformat.gpu.engines import load_torch, signed_integer
 
 __all__ = [
     "CHANGES",
@@ -112,11 +112,6 @@ _TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 _OPTIONS = {"sanitize_overflow": False}
 
 
-def _integers(width: int) -> Any:
-    torch = load_torch()
-    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-
-
 def count(news: Any, olds: Any, elements: Any, counts: Any, *, width: int) -> None:
     """Count the elements that differ in each tile of each block.
 
@@ -151,7 +146,7 @@ def compact(news: Any, olds: Any, elements: Any, counts: Any, *, width: int, tot
     """
     torch = load_torch()
     positions = torch.zeros(total, dtype=torch.int32, device=news.device)
-    differences = torch.zeros(total, dtype=_integers(width), device=news.device)
+    differences = torch.zeros(total, dtype=signed_integer(width), device=news.device)
     if len(news):
         ends = counts.view(-1).cumsum(0, dtype=torch.int64)
         tiles = counts.shape[1]

@@ -50,7 +50,7 @@ def load_torch() -> Any:
 
 
 def signed_integer(width: int) -> Any:
-    """Return torch's signed integer of `width` bytes, as which elements are compared and added: bits, wrapping."""
+    """Return the integer of `width` bytes as which torch compares and adds elements: bits, wrapping."""
     torch = load_torch()
     return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
 

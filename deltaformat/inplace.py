@@ -10,7 +10,7 @@ import numpy as np
 
 from deltaformat.blocks import Bytes
 from deltaformat.errors import CorruptError, ErrorCode
-from deltaformat.gpu.applying import apply_to
+from deltaformat.gpu.applying import Uploaded
 from deltaformat.gpu.diffing import BlockDiff, byte_runs
 from deltaformat.gpu.engines import Engine, current
 from deltaformat.gpu.hashing import digests_of
@@ -58,7 +58,8 @@ class BlockUpdate:
         changes: Each block at most once.
         engine: What works there.
 
-    Memory: on the device, what was there before of blocks that are replaced, until this object goes.
+    Memory: on the device, the changes, and what was there before of blocks that are replaced, until this
+    object goes.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class BlockUpdate:
         self._changes = list(changes)
         self._engine: Engine = engine
         self._kept: list[tuple[Any, Any]] = []
-        self._applied = False
+        self._uploaded: Uploaded | None = None
 
     def apply(self, blocks: Integers, expected: Bytes, algorithm: str, *, problem: str) -> None:
         """Apply the changes; then `blocks`, among them all that change, must have the digests `expected`.
@@ -87,8 +88,8 @@ class BlockUpdate:
             CorruptError: A block differs (digest-mismatch). All are as they were.
             LimitError: The device's memory does not suffice; nothing was changed.
         """
-        self._apply()
         try:
+            self._apply()
             bad = self._differing(blocks, expected, algorithm)
             if not bad.size:
                 return
@@ -111,9 +112,9 @@ class BlockUpdate:
     def undo(self) -> None:
         """Put back what was there before `apply`."""
         kept, self._kept = self._kept, []
-        if self._applied:
-            self._applied = False
-            apply_to(self._table, self._changes, engine=self._engine, undo=True)
+        if self._uploaded is not None:
+            self._uploaded.undo()  # with what is on the device already, so that it needs no memory
+            self._uploaded = None
         for view, before in kept:
             view.copy_(before)
 
@@ -122,8 +123,9 @@ class BlockUpdate:
         with current(self._table.device):
             views = [self._table.block(int(block)) for block in self._numbers(replaced)]
             kept = [(view, view.clone()) for view in views]
-        apply_to(self._table, self._changes, engine=self._engine)
-        self._kept, self._applied = kept, True
+        uploaded = Uploaded(self._table, self._changes, engine=self._engine)
+        self._kept, self._uploaded = kept, uploaded
+        uploaded.apply()
 
     def _numbers(self, changes: Sequence[BlockDiff]) -> Integers:
         """Their blocks' numbers in the table."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from deltaformat.errors import DeltaFormatError, ErrorCode, MalformedError
 from deltaformat.gpu.engines import load_torch, on_device, stays_on_device
-from deltaformat.gpu.survey import DeviceTensor, Mirrors, Survey
+from deltaformat.gpu.survey import DeviceBaseline, DeviceTensor, Survey
 from deltaformat.gpu.table import batches
 from deltaformat.policy import Policy
 from deltaformat.tensors import HostTensor, check_name, snapshot, to_host
@@ -24,12 +24,12 @@ class Inputs:
 
     Args:
         policy: Says which tensors are hashed and compared on their device.
-        mirrors: What the writer keeps on devices.
+        baseline: What the writer keeps on devices.
     """
 
-    def __init__(self, policy: Policy, mirrors: Mirrors) -> None:
+    def __init__(self, policy: Policy, baseline: DeviceBaseline) -> None:
         self._policy = policy
-        self._mirrors = mirrors
+        self._baseline = baseline
 
     def take(self, tensors: Tensors) -> Iterator[tuple[str, Source]]:
         """Take tensors in order, as they are now or when they are reached.
@@ -38,11 +38,11 @@ class Inputs:
         and another mapping make its tensors when they are asked for, so each of those is surveyed alone.
         """
         if isinstance(tensors, dict):
-            yield from self._surveyed(list(_pairs(tensors)), ready=None)
+            yield from self._surveyed(list(_pairs(tensors)))
             return
         for name, tensor in _pairs(tensors):
             if self._stays(tensor):
-                yield from self._surveyed([(name, tensor)], ready=None)
+                yield from self._surveyed([(name, tensor)])
             else:
                 yield name, to_host(name, tensor)
 
@@ -53,25 +53,30 @@ class Inputs:
         in the end; otherwise it is on the host.
         """
         copied: list[tuple[str, Any]] = []
-        ready = None
+        events: dict[Any, Any] = {}
         for name, tensor in _pairs(tensors):
             if self._stays(tensor) and self._policy.device_baseline:
                 _checked(name, tensor)
                 copy, event = _copy_in_place(tensor)
+                events[copy.device] = event
                 copied.append((name, copy))
-                ready = event or ready
                 continue
             host = to_host(name, tensor)
             own = is_torch(tensor) and on_device(tensor)  # what came from a device is a copy already
             copied.append((name, host if own else snapshot(host)))
-        return self._surveyed(copied, ready=ready)
+        return self._surveyed(copied, copies=events)
 
     def _stays(self, tensor: object) -> bool:
         """Whether a tensor is hashed and compared where it is."""
         return stays_on_device(tensor, self._policy.device)
 
-    def _surveyed(self, pairs: list[tuple[str, Any]], *, ready: Any) -> Iterator[tuple[str, Source]]:
-        """Give tensors in order; those that stay on their device in surveys of bounded memory."""
+    def _surveyed(
+        self, pairs: list[tuple[str, Any]], *, copies: Mapping[Any, Any] | None = None
+    ) -> Iterator[tuple[str, Source]]:
+        """Give tensors in order; those that stay on their device in surveys of bounded memory.
+
+        With `copies` nobody else has them, and it gives for each device an event after which they stand.
+        """
         staying = [number for number, (_, tensor) in enumerate(pairs) if self._stays(tensor)]
         for number in staying:
             _checked(*pairs[number])
@@ -84,7 +89,9 @@ class Inputs:
                 yield name, to_host(name, tensor)
                 continue
             if number not in members:
-                survey = Survey(self._mirrors, [pairs[member] for member in group], ready=ready)
+                chosen = [pairs[member] for member in group]
+                ready = copies.get(tensor.device) if copies is not None else None
+                survey = Survey(self._baseline, chosen, own=copies is not None, ready=ready)
                 members.update(zip(group, survey.members, strict=True))
             yield name, members.pop(number)
 

@@ -16,7 +16,7 @@ from deltaformat.checkpoint import Checkpoint
 from deltaformat.context import Context, load_map
 from deltaformat.errors import ConflictError, ErrorCode
 from deltaformat.fields import check_step
-from deltaformat.gpu.survey import DeviceTensor, Mirrors
+from deltaformat.gpu.survey import DeviceBaseline, DeviceTensor
 from deltaformat.inputs import Inputs, Tensors, total_bytes
 from deltaformat.manifest import encode_part
 from deltaformat.part import Part, Ticket
@@ -78,13 +78,13 @@ class Stager:
         self._baseline = Baseline(
             block_bytes=context.descriptor.block_bytes, digest_bytes=context.algorithm.size
         )
-        self._mirrors = Mirrors(
+        self._device_baseline = DeviceBaseline(
             context.algorithm.name,
             context.descriptor.block_bytes,
             engine="auto" if policy.device == "off" else policy.device,
             kept=policy.device_baseline,
         )
-        self._inputs = Inputs(policy, self._mirrors)
+        self._inputs = Inputs(policy, self._device_baseline)
         self._parent: Commit | None = None
         self._parent_map: VersionMap | None = None
 

@@ -215,7 +215,7 @@ class Writer(Stager):
         commit, record_bytes = self._record(request, version, root, manifests)
         self._parent, self._parent_map = commit, version
         self._baseline.retain(version.index.keys())
-        self._mirrors.retain(version.index.keys())
+        self._device_baseline.retain(version.index.keys())
         collect_started = time.perf_counter()
         self._committed()
         ended = time.perf_counter()

@@ -153,8 +153,26 @@ def many(directory):
     return {"growth": max(sizes[5:]) - sizes[5], "late": sizes[-1] - sizes[25]}
 
 
+def hashing(_):
+    """Torch hashes 64 tensors, none a whole block, on the CPU: the peak above the tensors themselves."""
+    import torch
+
+    from deltaformat.gpu import hash_blocks
+
+    size = 1 << 20
+    tensors = [torch.ones(size - 16, dtype=torch.uint8) for _ in range(64)]
+    hash_blocks(tensors[0], block_bytes=size, engine="torch")
+    start = rss()
+    peaks = []
+    for algorithm in ("xxh3-128", "blake3-256"):
+        hash_blocks(tensors, block_bytes=size, algorithm=algorithm, engine="torch")
+        peaks.append(peak() - start)
+    return {"peaks": peaks}
+
+
 RUNS = {
-    run.__name__: run for run in (streamed, rebased, mapping_in_background, reading, reading_measured, many)
+    run.__name__: run
+    for run in (streamed, rebased, mapping_in_background, reading, reading_measured, many, hashing)
 }
 
 if __name__ == "__main__":

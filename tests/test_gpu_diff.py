@@ -201,6 +201,36 @@ def test_more_than_2_to_31_elements(engine):
     assert int(new[(1 << 31) + 7]) == 203
 
 
+@pytest.mark.parametrize("size", [2048, 1000])
+def test_a_tensor_that_changes_while_it_is_compared(size):
+    """Triton's kernel never writes more than was counted, and what it does not write is zero."""
+    pytest.importorskip("triton")
+    from deltaformat.gpu import diff_triton
+
+    old = tensor_of(np.zeros(2 * size, np.uint8), 2).view(torch.int16)
+    new = old.clone()
+    new[[3, 500]] = 1
+    news, olds = (torch.tensor([tensor.data_ptr()]) for tensor in (new, old))
+    elements, counts = torch.tensor([size]), torch.empty((1, 1), dtype=torch.int32)
+    diff_triton.count(news, olds, elements, counts, width=2)
+    assert counts.tolist() == [[2]]
+    new[10:40] = 7
+    positions = torch.full((64,), -9, dtype=torch.int32)
+    differences = torch.full((64,), -9, dtype=torch.int16)
+    diff_triton.compact_kernel[(1, 1)](
+        news, olds, elements, counts, counts.view(-1).cumsum(0), positions, differences, 1,
+        TYPE=diff_triton._TYPES[2], TILE=diff_triton.TILE, num_warps=diff_triton.WARPS,
+    )  # fmt: skip
+    assert positions[:2].tolist() == [3, 10]
+    assert (positions[2:] == -9).all()
+    assert (differences[2:] == -9).all()
+    new.zero_()
+    new[7] = 5
+    positions, differences = diff_triton.compact(news, olds, elements, counts, width=2, total=2)
+    assert positions.tolist() == [7, 0]
+    assert differences.tolist() == [5, 0]
+
+
 def test_windows():
     lengths = np.array([10, 10, 30, 5, 5, 5], np.int64)
     windows = diffing.cut_windows(np.array([0, 1, 2, 4, 5]), lengths, 20)

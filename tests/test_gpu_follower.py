@@ -288,7 +288,7 @@ def test_applied_twice_or_in_part(run):
 def test_a_device_that_adds_wrongly(run, monkeypatch):
     store, states = run
     follower, live = at_step(store, states, 0)
-    apply_to = inplace.apply_to
+    uploaded = inplace.Uploaded
 
     def wrong(table, changes, **options):
         shifted = []
@@ -298,11 +298,11 @@ def test_a_device_that_adds_wrongly(run, monkeypatch):
                     found.width, found.positions, found.differences + found.differences.dtype.type(1)
                 )
             shifted.append(BlockDiff(number, block, found, content))
-        apply_to(table, shifted, **options)
+        return uploaded(table, shifted, **options)
 
     staged = follower.stage(step=1)
     with monkeypatch.context() as patch:
-        patch.setattr(inplace, "apply_to", wrong)
+        patch.setattr(inplace, "Uploaded", wrong)
         with pytest.raises(CorruptError, match="is not version"):
             staged.apply_to(live)
     assert same(live, states[0])
@@ -341,7 +341,7 @@ def test_memory_that_runs_out_on_the_device(run, monkeypatch):
         raise LimitError(ErrorCode.LIMIT_EXCEEDED, "no memory", where="cpu")
 
     with monkeypatch.context() as patch:
-        patch.setattr(inplace, "apply_to", fail)
+        patch.setattr(inplace, "Uploaded", fail)
         with pytest.raises(LimitError):
             staged.apply_to(live)
     assert same(live, states[0])

@@ -9,7 +9,14 @@ from writertools import make
 import deltaformat as df
 from deltaformat import inplace
 from deltaformat import live as live_module
-from deltaformat.errors import CorruptError, InconsistentError, MalformedError, StoreError
+from deltaformat.errors import (
+    CorruptError,
+    ErrorCode,
+    InconsistentError,
+    LimitError,
+    MalformedError,
+    StoreError,
+)
 from deltaformat.gpu import BlockDiff
 from deltaformat.gpu.transfer import traffic
 from deltaformat.torch import Live, root
@@ -163,7 +170,7 @@ def test_a_device_that_adds_wrongly(run, monkeypatch):
     store, states = run
     tensors = contiguous(states[0])
     live = Live(store.version(step=0), tensors, engine="torch")
-    apply_to = inplace.apply_to
+    uploaded = inplace.Uploaded
 
     def wrong(table, changes, **options):
         first = changes[0] if changes else None
@@ -172,13 +179,62 @@ def test_a_device_that_adds_wrongly(run, monkeypatch):
                 first.changes.width, first.changes.positions, first.changes.differences + 1
             )
             changes = [BlockDiff(first.tensor, first.block, shifted, None), *changes[1:]]
-        apply_to(table, changes, **options)
+        return uploaded(table, changes, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(inplace, "apply_to", wrong)
+        patch.setattr(inplace, "Uploaded", wrong)
         with pytest.raises(CorruptError, match="left as they were"):
             live.advance(store.version(step=1))
     assert same(tensors, states[0])
+    live.advance(store.version(step=1))
+    assert same(tensors, states[1])
+
+
+@pytest.mark.parametrize("engine", ["torch", "triton"])
+@pytest.mark.parametrize("error", [LimitError, KeyboardInterrupt])
+@pytest.mark.parametrize("moment", ["hash", "launch"])
+def test_a_step_that_is_broken_off(moment, error, engine, monkeypatch):
+    """DF-RD-03: whatever ends it, the tensors are as they were, and the next attempt works.
+
+    It ends while it hashes, or when the second launch is made that adds differences.
+    """
+    if engine == "triton":
+        pytest.importorskip("triton")
+    first = {
+        name: t.contiguous() for name, t in weights(4, count=2).items() if name in ("w0", "w1", "f8", "f32")
+    }
+    states = [first, step(first, 1, dense=("w1",))]
+    store = make()
+    with store.writer() as writer:
+        for number, state in enumerate(states):
+            writer.commit(step=number, tensors=state)
+    tensors = contiguous(states[0])
+    live = Live(store.version(step=0), tensors, engine=engine)
+    failure = error() if error is KeyboardInterrupt else error(ErrorCode.LIMIT_EXCEEDED, "no", where="cuda:0")
+    reached = []
+
+    def fail(*_, **__):
+        reached.append(moment)
+        raise failure
+
+    add, groups = inplace.Uploaded._add, []
+
+    def adding(self, group, **options):
+        groups.append(group)
+        if len(groups) != 2:
+            return add(self, group, **options)
+        return fail()
+
+    with monkeypatch.context() as patch:
+        if moment == "hash":
+            patch.setattr(inplace, "digests_of", fail)
+        else:
+            patch.setattr(inplace.Uploaded, "_add", adding)
+        with pytest.raises(error):
+            live.advance(store.version(step=1))
+    assert reached == [moment]
+    assert same(tensors, states[0])
+    assert live.version.step == 0
     live.advance(store.version(step=1))
     assert same(tensors, states[1])
 

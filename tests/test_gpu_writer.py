@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from writertools import make, memory
 
 import deltaformat as df
+from deltaformat import inputs
 from deltaformat.errors import CorruptError, InconsistentError, MalformedError, StoreError, UnsupportedError
 from deltaformat.gpu import survey
 from deltaformat.gpu.transfer import PinnedMemory, traffic
@@ -225,6 +226,48 @@ def test_copies_are_taken(kept):
     reads_back(store, states)
 
 
+def test_copies_become_what_is_kept(monkeypatch):
+    """`block=False` with a baseline on the device copies a tensor once."""
+    states, copies = history(3), []
+    copy_in_place = inputs._copy_in_place
+
+    def copying(tensor):
+        made = copy_in_place(tensor)
+        copies.append(made[0])
+        return made
+
+    monkeypatch.setattr(inputs, "_copy_in_place", copying)
+    store = make()
+    with store.writer(policy=df.Policy(device="torch", device_baseline=True)) as writer:
+        for number, state in enumerate(states):
+            writer.commit(step=number, tensors=state, block=False).result()
+            made = {copy.data_ptr() for copy in copies}
+            held = writer._device_baseline._held
+            plain = [name for name, tensor in state.items() if tensor.is_contiguous() and tensor.numel()]
+            assert len(plain) > 5
+            assert {name for name in plain if held[name].data.data_ptr() not in made} == set()
+    reads_back(store, states)
+
+
+def test_each_device_has_its_event(monkeypatch):
+    """What was copied on one device is waited for by that device's event, not by the last of all."""
+    tensors = {"a": torch.zeros(300), "b": torch.zeros(300, device="meta"), "c": torch.zeros(300)}
+    waits = {}
+
+    class Noted:
+        def __init__(self, _, pairs, *, own, ready):
+            assert own
+            waits.update(dict.fromkeys([name for name, _ in pairs], ready))
+            self.members = [tensor for _, tensor in pairs]
+
+    monkeypatch.setattr(inputs, "_copy_in_place", lambda tensor: (tensor, f"event of {tensor.device}"))
+    monkeypatch.setattr(inputs, "Survey", Noted)
+    monkeypatch.setattr(inputs, "describe", lambda tensor: None)
+    taken = inputs.Inputs(df.Policy(device="torch", device_baseline=True), None).copies(tensors)
+    assert [name for name, _ in taken] == list(tensors)
+    assert waits == {"a": "event of cpu", "b": "event of meta", "c": "event of cpu"}
+
+
 def test_a_writer_that_begins_anew():
     """It holds nothing, so contents cross once; from then on changes do."""
     states = history(5)
@@ -300,7 +343,7 @@ class Hidden(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().partition("::")[2].partition(".")[0]
-        masked = name.strip("_").startswith("index") and name != "index_select"
+        masked = name.strip("_").startswith("index") and name not in ("index_select", "index_add_")
         given = [index for index in args[1] if index is not None] if masked else []
         if name in self.WAITING or any(index.dtype in (torch.bool, torch.uint8) for index in given):
             self.seen.append(name)
@@ -357,9 +400,9 @@ def test_nothing_stays_on_the_device_without_being_asked_for():
     for kept, expected in ((False, 0), (True, sum(t.numel() * t.dtype.itemsize for t in state.values()))):
         with make().writer(policy=df.Policy(device="torch", device_baseline=kept)) as writer:
             writer.commit(step=0, tensors=state)
-            assert writer._mirrors.nbytes == expected
+            assert writer._device_baseline.nbytes == expected
             writer.commit(step=1, tensors={"w0": state["w0"]}, allow_set_change=True)
-            assert writer._mirrors.nbytes == (kept and state["w0"].numel() * 2)
+            assert writer._device_baseline.nbytes == (kept and state["w0"].numel() * 2)
 
 
 # -- faults -------------------------------------------------------------------------------------------------
@@ -392,6 +435,63 @@ def test_what_arrives_is_checked(kept, which, monkeypatch):
         for number in (1, 2):
             writer.commit(step=number, tensors=states[number])
     reads_back(store, states)
+
+
+@pytest.mark.parametrize("engine", ["torch", "triton"])
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("change", ["back", "fewer", "more", "elsewhere", "unseen"])
+def test_a_tensor_that_changes_while_it_is_compared(change, kept, engine, monkeypatch):
+    """DF-WR-01: others write between hashing, counting and collecting; only what was hashed is stored.
+
+    `back`: nothing differs any more when it is counted; `fewer`, `more`: than were counted are there to
+    collect; `elsewhere`: more in the block before a short one; `unseen`: what was counted too much is gone.
+    """
+    if engine == "triton":
+        pytest.importorskip("triton")
+    tensor = torch.zeros(1000, dtype=BF16)  # blocks of 128 elements; the last has 104
+    words = tensor.view(torch.int16)
+    store = make()
+    count_changes, window = survey.count_changes, survey.Window
+
+    def counting(*args, **options):
+        if change == "back":
+            words[5] = 0
+        if change == "unseen":
+            words[3] = 1
+        return count_changes(*args, **options)
+
+    def collecting(*args, **options):
+        if change == "fewer":
+            words[6] = 0
+        if change == "more":
+            words[20:60] = 3
+        if change == "elsewhere":
+            words[860:890] = 3
+        if change == "unseen":
+            words[3] = 0
+        return window(*args, **options)
+
+    with store.writer(policy=df.Policy(device=engine, device_baseline=kept)) as writer:
+        writer.commit(step=0, tensors={"w": tensor})
+        words[[5, 6, 850, 990]] = 1
+        with monkeypatch.context() as patch:
+            patch.setattr(survey, "count_changes", counting)
+            patch.setattr(survey, "Window", collecting)
+            if change == "back":
+                words[6] = 0
+            hashed = tensor.clone()
+            if change in ("more", "elsewhere"):
+                writer.commit(step=1, tensors={"w": tensor})
+                reads_back(store, [{"w": torch.zeros_like(tensor)}, {"w": hashed}])
+            else:
+                with pytest.raises(CorruptError, match="changed while it was committed"):
+                    writer.commit(step=1, tensors={"w": tensor})
+        if kept and change in ("more", "elsewhere"):  # what was kept on the device is not what was hashed
+            with pytest.raises(CorruptError, match="changed while it was committed"):
+                writer.commit(step=2, tensors={"w": tensor})
+        writer.commit(step=2, tensors={"w": tensor})
+    with store.version(step=2, framework="pt") as version:
+        assert torch.equal(version.state_dict()["w"].view(torch.int16), words)
 
 
 @pytest.mark.parametrize("kept", KEPT)

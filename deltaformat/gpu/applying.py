@@ -18,7 +18,7 @@ from deltaformat.gpu.table import ALIGNMENT, BlockTable, Integers
 from deltaformat.gpu.transfer import upload, upload_table
 from deltaformat.torchtensors import bytes_in_place, describe
 
-__all__ = ["apply", "apply_to", "in_place", "own_bytes"]
+__all__ = ["Uploaded", "apply", "apply_to", "in_place", "own_bytes"]
 
 
 def apply(
@@ -87,27 +87,61 @@ def apply_to(
 
     All that crosses, and all memory for it, comes first: if that fails, nothing was changed.
     """
-    chosen = choose_engine(engine, table.device)
-    sparse: dict[int, list[tuple[int, Changes]]] = {}
-    with current(table.device):
-        contents = []
-        for change in changes:
-            block = int(table.first[change.tensor]) + change.block
-            if change.changes is not None:
-                sparse.setdefault(change.changes.width, []).append((block, change.changes))
-            elif change.content is not None and not undo:
-                contents.append((table.block(block), upload(change.content, table.device, "weights")))
-        groups = [_Group.of(table, width, members) for width, members in sparse.items()]
-        for view, content in contents:
-            view.copy_(content)
-        for group in groups:
-            if chosen == "torch":
-                _apply_with_torch(table, group, undo=undo)
-            else:
-                load_triton("diff_triton").apply(
-                    group.addresses, group.starts, group.places, group.added,
-                    most=int(group.counts.max()), undo=undo,
-                )  # fmt: skip
+    Uploaded(table, changes, engine=engine).apply(undo=undo)
+
+
+class Uploaded:
+    """Changes of a table's blocks that have crossed, with all memory that it takes to apply and undo them.
+
+    Args:
+        table: The blocks.
+        changes: Each block at most once; those with content replace it.
+        engine: `auto`, `torch` or `triton`.
+
+    Raises:
+        LimitError: The device has no room for them; nothing was changed.
+    """
+
+    def __init__(self, table: BlockTable, changes: Sequence[BlockDiff], *, engine: Engine = "auto") -> None:
+        self._table = table
+        self._engine = choose_engine(engine, table.device)
+        self._contents: list[tuple[int, Any]] = []
+        self._added = 0
+        sparse: dict[int, list[tuple[int, Changes]]] = {}
+        with current(table.device):
+            for change in changes:
+                block = int(table.first[change.tensor]) + change.block
+                if change.changes is not None:
+                    sparse.setdefault(change.changes.width, []).append((block, change.changes))
+                elif change.content is not None:
+                    self._contents.append((block, upload(change.content, table.device, "weights")))
+            self._groups = [_Group.of(table, width, members) for width, members in sparse.items()]
+
+    def apply(self, *, undo: bool = False) -> None:
+        """Apply them; or with `undo` take differences back, and leave contents as they are."""
+        with current(self._table.device):
+            if not undo:
+                for block, content in self._contents:
+                    self._table.block(block).copy_(content)
+            for group in self._groups:
+                self._add(group, undo=undo)
+                self._added += 1
+
+    def undo(self) -> None:
+        """Take back the differences that `apply` added, also if it did not come to its end."""
+        with current(self._table.device):
+            while self._added:
+                self._added -= 1
+                self._add(self._groups[self._added], undo=True)
+
+    def _add(self, group: _Group, *, undo: bool) -> None:
+        if self._engine == "torch":
+            _add_with_torch(self._table, group, undo=undo)
+        else:
+            load_triton("diff_triton").apply(
+                group.addresses, group.starts, group.places, group.added,
+                most=int(group.counts.max()), undo=undo,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,11 +171,9 @@ class _Group:
         )
 
 
-def _apply_with_torch(table: BlockTable, group: _Group, *, undo: bool) -> None:
-    torch = load_torch()
-    added = -group.added if undo else group.added
+def _add_with_torch(table: BlockTable, group: _Group, *, undo: bool) -> None:
     bounds = pairwise(prefix_sums(group.counts).tolist())
     for block, (start, stop) in zip(group.blocks.tolist(), bounds, strict=True):
-        elements = table.block(block).view(added.dtype)
-        where = group.places[start:stop].to(torch.int64)
-        elements[where] = elements[where] + added[start:stop]
+        elements = table.block(block).view(group.added.dtype)
+        # In place, without memory for what it reads: an element is named once, so their order is nothing.
+        elements.index_add_(0, group.places[start:stop], group.added[start:stop], alpha=-1 if undo else 1)

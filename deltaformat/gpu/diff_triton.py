@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from deltaformat.gpu.engines import load_torch
+from deltaformat.gpu.engines import load_torch, signed_integer
 
 __all__ = [
     "CHANGES",
@@ -61,12 +61,13 @@ def count_kernel(news, olds, elements, counts, tiles, TYPE: tl.constexpr, TILE: 
 
 
 @triton.jit
-def _compact(x, y, first, place, positions, differences):
-    """Write what differs, from `first` on."""
+def _compact(x, y, first, count, place, positions, differences):
+    """Write what differs, from `first` on; never more than was counted, whatever has changed since."""
     differs = (x != y).to(tl.int32)
     rank = tl.cumsum(differs, axis=0) - differs
-    tl.store(positions + first + rank, place, mask=differs != 0)
-    tl.store(differences + first + rank, x - y, mask=differs != 0)
+    chosen = (differs != 0) & (rank < count)
+    tl.store(positions + first + rank, place, mask=chosen)
+    tl.store(differences + first + rank, x - y, mask=chosen)
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -83,11 +84,11 @@ def compact_kernel(
         first = tl.load(ends + block * tiles + tile) - count
         place = tile * TILE + tl.arange(0, TILE)
         if (tile + 1) * TILE <= size:
-            _compact(tl.load(new + place), tl.load(old + place), first, place, positions, differences)
+            _compact(tl.load(new + place), tl.load(old + place), first, count, place, positions, differences)
         else:
             x = tl.load(new + place, mask=place < size, other=0)
             y = tl.load(old + place, mask=place < size, other=0)
-            _compact(x, y, first, place, positions, differences)
+            _compact(x, y, first, count, place, positions, differences)
 
 
 @triton.jit
@@ -109,11 +110,6 @@ def apply_kernel(
 _TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 # Differences wrap around by design, so nothing looks for overflow, also where TRITON_DEBUG asks for it.
 _OPTIONS = {"sanitize_overflow": False}
-
-
-def _integers(width: int) -> Any:
-    torch = load_torch()
-    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
 
 
 def count(news: Any, olds: Any, elements: Any, counts: Any, *, width: int) -> None:
@@ -145,11 +141,12 @@ def compact(news: Any, olds: Any, elements: Any, counts: Any, *, width: int, tot
         total: How many elements differ in all.
 
     Returns:
-        Positions, int32, and differences as signed integers of `width` bytes, both of shape (total,).
+        Positions, int32, and differences as signed integers of `width` bytes, both of shape (total,). Where
+        fewer differ than were counted, since the tensor was changed meanwhile, the others are zeros.
     """
     torch = load_torch()
-    positions = torch.empty(total, dtype=torch.int32, device=news.device)
-    differences = torch.empty(total, dtype=_integers(width), device=news.device)
+    positions = torch.zeros(total, dtype=torch.int32, device=news.device)
+    differences = torch.zeros(total, dtype=signed_integer(width), device=news.device)
     if len(news):
         ends = counts.view(-1).cumsum(0, dtype=torch.int64)
         tiles = counts.shape[1]

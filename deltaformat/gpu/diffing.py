@@ -20,7 +20,7 @@ from deltaformat.columns import prefix_sums
 from deltaformat.dtypes import get_dtype
 from deltaformat.encodings import Changes
 from deltaformat.errors import ErrorCode, MalformedError
-from deltaformat.gpu.engines import Engine, choose_engine, current, load_torch, load_triton
+from deltaformat.gpu.engines import Engine, choose_engine, current, load_torch, load_triton, signed_integer
 from deltaformat.gpu.table import BlockTable, Integers, flat_views
 from deltaformat.gpu.transfer import Download, upload_table
 from deltaformat.torchtensors import describe
@@ -138,17 +138,15 @@ def _tables(pairs: Pairs, blocks: Integers) -> tuple[Any, Any, Any]:
 
 def _slabs(pairs: Pairs) -> Iterator[tuple[int, int, Any, Any]]:
     """Runs of blocks: the first block, bytes of a whole block in elements, and both contents as integers."""
-    torch = load_torch()
     size = pairs.new.block_bytes
     step = max(1, SLAB_BYTES // size) * size
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     for number, (new, old) in enumerate(zip(pairs.new.views, pairs.old.views, strict=True)):
         width = int(pairs.widths[number])
         whole = new.numel() // size * size
         bounds = [*range(0, whole, step), whole, *([new.numel()] if new.numel() > whole else [])]
         for start, stop in pairwise(bounds):
             first = int(pairs.new.first[number]) + start // size
-            kind = kinds[width]
+            kind = signed_integer(width)
             yield first, size // width, new[start:stop].view(kind), old[start:stop].view(kind)
 
 
@@ -232,28 +230,26 @@ def _compact_with_torch(
     """Do what `diff_triton.compact` does; without a wait, since the host knows how many there are."""
     torch = load_torch()
     device = pairs.new.device
-    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-    # What does not differ is written to one place more, at the end.
-    positions = torch.empty(total + 1, dtype=torch.int32, device=device)
-    differences = torch.empty(total + 1, dtype=kind, device=device)
-    wanted = np.zeros(len(pairs.new), np.bool_)
-    wanted[blocks] = True
-    done = 0
+    # What does not differ is written to one place more, at the end; so is what a block has beyond its count,
+    # should it have changed since.
+    positions = torch.zeros(total + 1, dtype=torch.int32, device=device)
+    differences = torch.zeros(total + 1, dtype=signed_integer(width), device=device)
+    allotted = np.zeros(len(pairs.new), np.int64)
+    allotted[blocks] = counts[blocks]
+    starts = prefix_sums(allotted)
     for first, elements, new, old in _slabs(pairs):
         if int(pairs.widths[pairs.new.tensor[first]]) != width:
             continue
-        count = -(-len(new) // elements)
-        chosen = wanted[first : first + count]
-        if not chosen.any():
+        chosen = slice(first, first + -(-len(new) // elements))
+        if not allotted[chosen].any():
             continue
+        new, old = (content.view(-1, min(elements, len(content))) for content in (new, old))
         differs = new != old
-        if not chosen.all():
-            keep = torch.from_numpy(chosen).to(device)
-            differs &= keep[torch.arange(len(new), device=device) // elements]
-        place = torch.where(differs, differs.cumsum(0) + (done - 1), total)
-        positions[place] = (torch.arange(len(new), device=device) % elements).to(torch.int32)
+        rank = differs.cumsum(1) - 1
+        differs &= rank < upload_table(allotted[chosen, None], device)
+        place = torch.where(differs, upload_table(starts[chosen, None], device) + rank, total)
+        positions[place] = torch.arange(new.shape[1], dtype=torch.int32, device=device)
         differences[place] = new - old
-        done += int(counts[first : first + count][chosen].sum())
     return positions[:total], differences[:total]
 
 

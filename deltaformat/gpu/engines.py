@@ -24,6 +24,7 @@ __all__ = [
     "load_torch",
     "load_triton",
     "on_device",
+    "signed_integer",
     "stays_on_device",
 ]
 
@@ -46,6 +47,12 @@ def load_torch() -> Any:
             ErrorCode.NOT_SUPPORTED,
             f"work on a device needs torch, which cannot be imported ({error}); pip install deltaformat[gpu]",
         ) from error
+
+
+def signed_integer(width: int) -> Any:
+    """Return the integer of `width` bytes as which torch compares and adds elements: bits, wrapping."""
+    torch = load_torch()
+    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
 
 
 def load_triton(module: str) -> Any:

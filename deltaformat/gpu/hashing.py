@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from deltaformat.blocks import Bytes, check_block_bytes
 from deltaformat.digests import DIGEST_SIZES, get_digest
@@ -14,7 +13,6 @@ from deltaformat.gpu import blake3_torch, xxh3_torch
 from deltaformat.gpu.engines import Engine, choose_engine, current, load_torch, load_triton
 from deltaformat.gpu.table import BlockTable, Integers, batches, flat_views
 from deltaformat.gpu.transfer import Download, upload_table
-from deltaformat.gpu.words import padded_rows
 from deltaformat.gpu.xxh3_short import ROW_BYTES, hash_short
 
 __all__ = ["digests_of", "hash_blocks"]
@@ -158,6 +156,7 @@ def _rows(table: BlockTable, blocks: Integers, starts: Integers, sizes: Integers
     ]
     if not parts:
         return torch.empty((0, width), dtype=torch.uint8, device=table.device)
-    places: npt.NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)[:-1]])
-    device = table.device
-    return padded_rows(torch.cat(parts), upload_table(places, device), upload_table(sizes, device), width)
+    # One copy by one operation: indices would take sixteen times the rows' memory.
+    zeros = torch.zeros(width, dtype=torch.uint8, device=table.device)
+    filled = [piece for part in parts for piece in (part, zeros[part.numel() :])]
+    return torch.cat(filled).view(-1, width)

@@ -38,7 +38,7 @@ from deltaformat.gpu.table import ALIGNMENT, BlockTable, Integers, flat_views
 from deltaformat.gpu.transfer import Download, upload, upload_table
 from deltaformat.torchtensors import describe
 
-__all__ = ["CHANGES", "CONTENT", "NOTHING", "DeviceTensor", "Mirrors", "Survey", "Wanted"]
+__all__ = ["CHANGES", "CONTENT", "NOTHING", "DeviceBaseline", "DeviceTensor", "Survey", "Wanted"]
 
 NOTHING, CHANGES, CONTENT = 0, 1, 2
 """What the host wants of a block."""
@@ -59,14 +59,14 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Mirror:
+class _Kept:
     """A tensor of the version before, on the device, and the digests of its blocks."""
 
     data: Any
     digests: Bytes
 
 
-class Mirrors:
+class DeviceBaseline:
     """What a writer keeps on devices: the version before, if it is to be kept there.
 
     As with `Baseline`, nothing is concluded from its presence: a block counts only where its digest here is
@@ -84,9 +84,9 @@ class Mirrors:
         self.block_bytes = block_bytes
         self.engine: Engine = engine
         self.kept = kept
-        self._held: dict[str, _Mirror] = {}
+        self._held: dict[str, _Kept] = {}
 
-    def get(self, name: str, view: Any) -> _Mirror | None:
+    def get(self, name: str, view: Any) -> _Kept | None:
         """The tensor of that name, if it is as long as `view` and where that is."""
         held = self._held.get(name)
         same = held is not None and held.data.device == view.device and held.data.numel() == view.numel()
@@ -98,7 +98,7 @@ class Mirrors:
         if held is not None and np.array_equal(held.digests, digests):
             return
         if held is None or own:
-            self._held[name] = _Mirror(view if own else view.clone(), digests)
+            self._held[name] = _Kept(view if own else view.clone(), digests)
         else:
             held.data.copy_(view)
             held.digests = digests
@@ -115,28 +115,37 @@ class Mirrors:
     @property
     def nbytes(self) -> int:
         """Bytes kept on devices."""
-        return sum(int(mirror.data.numel()) for mirror in self._held.values())
+        return sum(int(kept.data.numel()) for kept in self._held.values())
 
 
 class Survey:
     """Tensors of one device on their way to the host.
 
     Args:
-        mirrors: The writer's.
+        baseline: The writer's.
         tensors: Name and tensor of each.
+        own: Whether nobody else has their memory, so that it can be kept.
         ready: An event after which their content stands, if it was made on another stream.
     """
 
-    def __init__(self, mirrors: Mirrors, tensors: Sequence[tuple[str, Any]], *, ready: Any = None) -> None:
-        self._mirrors = mirrors
+    def __init__(
+        self,
+        baseline: DeviceBaseline,
+        tensors: Sequence[tuple[str, Any]],
+        *,
+        own: bool = False,
+        ready: Any = None,
+    ) -> None:
+        self._baseline = baseline
         self._given = list(tensors)
+        self._own = own
         self._ready = ready
         self._table: BlockTable | None = None
         self._wanted: list[Wanted] = []
         self._arrived: dict[int, tuple[Changes | None, Bytes | None]] = {}
         self._windows: Iterator[_Crossing] = iter(())
         self._pending: _Crossing | None = None
-        self.digests: Bytes = np.empty((0, DIGEST_SIZES[mirrors.algorithm]), np.uint8)
+        self.digests: Bytes = np.empty((0, DIGEST_SIZES[baseline.algorithm]), np.uint8)
         self.members = [
             DeviceTensor(self, number, name, *describe(tensor), tensor.numel() * tensor.element_size())
             for number, (name, tensor) in enumerate(self._given)
@@ -145,7 +154,7 @@ class Survey:
     @property
     def pinned(self) -> bool:
         """Whether old content crosses to a device that reads page-locked memory by itself."""
-        return not self._mirrors.kept and self._given[0][1].device.type == "cuda"
+        return not self._baseline.kept and self._given[0][1].device.type == "cuda"
 
     def run(self, want: Callable[[DeviceTensor, Bytes], Wanted]) -> None:
         """Hash and count, once; then begin to collect what the host wants.
@@ -158,12 +167,15 @@ class Survey:
         device = self._given[0][1].device
         with current(device):
             if self._ready is not None:
-                load_torch().cuda.current_stream(device).wait_event(self._ready)
+                stream = load_torch().cuda.current_stream(device)
+                stream.wait_event(self._ready)
+                for _, tensor in self._given:
+                    tensor.record_stream(stream)  # its memory is not used anew before this stream is done
             self._table = table = BlockTable.of(
-                flat_views(tensor for _, tensor in self._given), self._mirrors.block_bytes
+                flat_views(tensor for _, tensor in self._given), self._baseline.block_bytes
             )
             digests = Download(
-                [digests_of(table, self._mirrors.algorithm, engine=self._mirrors.engine)], "digests"
+                [digests_of(table, self._baseline.algorithm, engine=self._baseline.engine)], "digests"
             )
             counted, rows, counts = self._count(table)
             (self.digests,) = digests.take()
@@ -175,21 +187,26 @@ class Survey:
                 for number, member in enumerate(self.members)
             ]
             modes = np.concatenate([wanted.blocks for wanted in self._wanted])
-            mirrored = self._mirrored(table) if self._mirrors.kept else None
-            if mirrored is not None:
-                modes = np.where((modes == CHANGES) & ~mirrored, CONTENT, modes)
+            comparable = self._comparable(table) if self._baseline.kept else None
+            if comparable is not None:
+                modes = np.where((modes == CHANGES) & ~comparable, CONTENT, modes)
             windows = cut_windows(np.flatnonzero(modes), table.length, WINDOW_BYTES)
             self._windows = self._cross(table, windows, modes, counted, rows, counts)
             self._pending = next(self._windows, None)
 
     def take(self, number: int, blocks: range) -> dict[int, tuple[Changes | None, Bytes | None]]:
-        """Wait for what is wanted of some blocks of a tensor: changes or content, by block index."""
+        """Wait for what is wanted of some blocks of a tensor: changes or content, by block index.
+
+        Raises:
+            CorruptError: A block that differs by its digest had nothing that differs.
+        """
         assert self._table is not None
         first = int(self._table.first[number])
         wanted = [index for index in blocks if self._wanted[number].blocks[index] != NOTHING]
-        while any(first + index not in self._arrived for index in wanted):
+        while missing := [index for index in wanted if first + index not in self._arrived]:
             pending = self._pending
-            assert pending is not None
+            if pending is None:
+                raise self.fail(self.members[number].name, missing[0])
             with current(self._table.device):
                 self._pending = next(self._windows, None)
             self._arrived.update(pending.take())
@@ -197,7 +214,7 @@ class Survey:
 
     def fail(self, name: str, block: int) -> CorruptError:
         """The error of a block that is not what the device said; what is kept there is trusted no more."""
-        self._mirrors.forget()
+        self._baseline.forget()
         return CorruptError(
             ErrorCode.DIGEST_MISMATCH,
             "what came from the device does not have the digest that was computed there: the tensor was"
@@ -218,7 +235,7 @@ class Survey:
         news, olds, widths = [], [], []
         done = 0
         for number, view in enumerate(table.views):
-            held = self._mirrors.get(self._given[number][0], view) if self._mirrors.kept else None
+            held = self._baseline.get(self._given[number][0], view) if self._baseline.kept else None
             if held is None or not view.numel():
                 continue
             news.append(view)
@@ -229,15 +246,15 @@ class Survey:
             done += last - first
         if not news:
             return None, rows, counts
-        size = self._mirrors.block_bytes
+        size = self._baseline.block_bytes
         pairs = Pairs(BlockTable.of(news, size), BlockTable.of(olds, size), np.array(widths, np.int64))
-        return count_changes(pairs, engine=self._mirrors.engine), rows, counts
+        return count_changes(pairs, engine=self._baseline.engine), rows, counts
 
-    def _mirrored(self, table: BlockTable) -> npt.NDArray[np.bool_]:
+    def _comparable(self, table: BlockTable) -> npt.NDArray[np.bool_]:
         """For which blocks the old content is on the device."""
         found = np.zeros(len(table), np.bool_)
         for number, view in enumerate(table.views):
-            held = self._mirrors.get(self._given[number][0], view)
+            held = self._baseline.get(self._given[number][0], view)
             if held is not None:
                 expected = self._wanted[number].expected
                 both = min(len(expected), len(held.digests))
@@ -268,25 +285,25 @@ class Survey:
                         tiles = tiles[upload_table(rows[changed], table.device)]
                     found = counts[changed]
                 else:
-                    here = count_changes(pairs, engine=self._mirrors.engine)
+                    here = count_changes(pairs, engine=self._baseline.engine)
                     (found,), tiles = Download([here.blocks], "counts").take(), here.tiles
-                window = Window(pairs, found, tiles, engine=self._mirrors.engine)
+                window = Window(pairs, found, tiles, engine=self._baseline.engine)
             yield _Crossing(table, content, changed, window)
-        if self._mirrors.kept:
+        if self._baseline.kept:
             for number, (name, tensor) in enumerate(self._given):
                 view = table.views[number]
                 digests = self.digests[table.first[number] : table.first[number + 1]]
-                own = bool(view.numel()) and view.data_ptr() != tensor.data_ptr()
-                self._mirrors.keep(name, view, digests, own=own)
+                own = self._own or (bool(view.numel()) and view.data_ptr() != tensor.data_ptr())
+                self._baseline.keep(name, view, digests, own=own)
 
     def _pairs(self, table: BlockTable, blocks: Integers) -> Pairs:
         """The new content of blocks, and the old, which crosses from the host where it is not kept here."""
         runs = byte_runs(table, blocks)
         news = [table.views[number][start:stop] for number, start, stop in runs]
-        if self._mirrors.kept:
+        if self._baseline.kept:
             olds = []
             for number, start, stop in runs:
-                held = self._mirrors.get(self._given[number][0], table.views[number])
+                held = self._baseline.get(self._given[number][0], table.views[number])
                 assert held is not None
                 olds.append(held.data[start:stop])
         else:
@@ -308,6 +325,12 @@ class Survey:
             views.append(view)
             at += size
         return views
+
+
+def _in_order(changes: Changes) -> bool:
+    """Whether positions rise and all differ, which is not so where less differed than had been counted."""
+    positions = changes.positions
+    return bool((positions[1:] > positions[:-1]).all() and changes.differences.all())
 
 
 def _spread(download: Download, rows: Integers, counts: Integers) -> Integers:
@@ -396,7 +419,7 @@ class DeviceTensor:
             Element width, and the positions that changed, where they are known.
 
         Raises:
-            CorruptError: It does not have the device's digest.
+            CorruptError: It does not have the device's digest, or it changed while it was compared.
         """
         if index not in self._arrived:  # unchanged, and the host has it
             if base is not None:
@@ -408,7 +431,7 @@ class DeviceTensor:
             assert changes is not None
             content = base.copy()
             changes.apply(content)
-        if algorithm(content) != self.digest(index):
+        if algorithm(content) != self.digest(index) or not (changes is None or _in_order(changes)):
             raise self.survey.fail(self.name, index)
         self._blocks[index] = content
         return (changes.width, changes.positions) if changes is not None else None

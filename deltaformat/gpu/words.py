@@ -12,7 +12,6 @@ __all__ = [
     "LOW_32",
     "byte_swap",
     "high_product",
-    "padded_rows",
     "read_word",
     "shift_right",
     "signed",
@@ -71,20 +70,3 @@ def read_word(rows: Any, start: Any, width: int) -> Any:
     else:
         found = rows.gather(1, start[:, None] + places)
     return (found.to(torch.int64) << (8 * places)).sum(1)
-
-
-def padded_rows(flat: Any, starts: Any, lengths: Any, width: int) -> Any:
-    """Cut runs out of flat bytes into rows of `width` bytes, filled up with zeros.
-
-    Args:
-        flat: uint8, one-dimensional.
-        starts: Where each run begins, int64, on the same device.
-        lengths: Bytes of each run, int64, there too.
-        width: At least the longest run's length.
-    """
-    torch = load_torch()
-    places = torch.arange(width, device=flat.device)
-    inside = places < lengths[:, None]
-    if not flat.numel():
-        return torch.zeros((len(starts), width), dtype=torch.uint8, device=flat.device)
-    return flat[torch.where(inside, starts[:, None] + places, 0)].masked_fill_(~inside, 0)

@@ -462,8 +462,29 @@ _KEYS = re.compile(
 )
 
 
+class _UnreadableError(Exception):
+    """An object of a written store that is not what it must be, in a way that no rule here names."""
+
+
+@contextlib.contextmanager
+def _looking_at(key: str) -> Iterator[None]:
+    """Whatever a writer has left under a key: what cannot be made sense of is its fault, not the runner's."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        text = f"{key} is not what SPEC.md says of it: {type(error).__name__}: {_short(str(error))}"
+        raise _UnreadableError(text) from error
+
+
 def check_written(store: Path) -> str | None:
     """The first rule that a writer's store breaks, of those that need no look into manifests."""
+    try:
+        return _check_objects(store)
+    except _UnreadableError as error:
+        return str(error)
+
+
+def _check_objects(store: Path) -> str | None:
     if not (store / "deltaformat.json").is_file():
         return "there is no deltaformat.json"
     for path in sorted(store.rglob("*")):
@@ -476,15 +497,19 @@ def check_written(store: Path) -> str | None:
         stated = next((group for group in match.groups() if group), None)
         if stated and hashlib.sha256(path.read_bytes()).hexdigest() != stated:
             return f"{key} does not have its SHA-256 (DF-KEY-02)"
-        if key.startswith("packs/") and (text := _check_pack(path.read_bytes())):
-            return f"{key}: {text}"
+        if key.startswith("packs/"):
+            with _looking_at(key):
+                text = _check_pack(path.read_bytes())
+            if text:
+                return f"{key}: {text}"
     for path in [store / "deltaformat.json", *sorted((store / "log").glob("*"))]:
         if text := _check_sealed(path.read_bytes()):
             return f"{path.name}: {text} (DF-JSN-03)"
     paths = sorted((store / "log").glob("*"))
     hint = store / "hints" / "tail.json"
-    if hint.is_file() and json.loads(hint.read_bytes())["seq"] >= len(paths):
-        return "hints/tail.json names a record that is not there (DF-LOG-10)"
+    with _looking_at("hints/tail.json"):
+        if hint.is_file() and json.loads(hint.read_bytes())["seq"] >= len(paths):
+            return "hints/tail.json names a record that is not there (DF-LOG-10)"
     return _check_log(paths, store)
 
 
@@ -517,35 +542,44 @@ def _check_log(paths: Sequence[Path], store: Path) -> str | None:
     last: dict[str, int | None] = {"tag": None, "retire": None}
     packs: dict[str, int] = {}
     for seq, path in enumerate(paths):
-        if path.name != f"{seq:020}.json":
-            return f"log/{path.name} stands where record {seq} must be (SPEC 12.1)"
-        record = json.loads(path.read_bytes())
-        where = f"record {seq} ({record['kind']})"
-        if record["seq"] != seq or record["prev"] != prev:
-            return f"{where} has a wrong seq or prev (DF-LOG-02)"
-        heads = _heads_after(record, heads, commits)
-        links = last["tag"], last["retire"]
-        if record["heads"] != heads or (record["last_tag"], record["last_retire"]) != links:
-            return f"{where}: heads, last_tag or last_retire are not what SPEC 12.2 gives"
-        if record["kind"] == "commit":
-            parent = commits.get(record["parent"])
-            ancestors = [] if parent is None else _ancestors(record["parent"], commits)
-            if record["depth"] != (parent["depth"] + 1 if parent else 0) or record["ancestors"] != ancestors:
-                return f"{where}: depth or ancestors are wrong (DF-LOG-08)"
-            for entry in [*record["manifests"], *record["objects_added"]]:
-                path_of = store / entry["key"]
-                if not path_of.is_file() or path_of.stat().st_size != entry["size"]:
-                    return f"{where}: {entry['key']} is missing or has another size (DF-CMT-01)"
-                if int(entry["key"].split("/")[1]) != record["claim"]:
-                    return f"{where}: {entry['key']} is not of its claim"
-                if entry["key"].startswith("packs/"):
-                    made = packs.setdefault(entry["key"].rpartition("/")[2], seq)
-                    if made != seq:
-                        return f"{where}: {entry['key']} has the bytes of a pack of record {made} (DF-WR-03)"
-            commits[seq] = record
-        if record["kind"] in last:
-            last[record["kind"]] = seq
-        prev = hashlib.sha256(path.read_bytes()).hexdigest()
+        with _looking_at(f"log/{path.name}"):
+            if path.name != f"{seq:020}.json":
+                return f"log/{path.name} stands where record {seq} must be (SPEC 12.1)"
+            record = json.loads(path.read_bytes())
+            where = f"record {seq} ({record['kind']})"
+            if record["seq"] != seq or record["prev"] != prev:
+                return f"{where} has a wrong seq or prev (DF-LOG-02)"
+            heads = _heads_after(record, heads, commits)
+            links = last["tag"], last["retire"]
+            if record["heads"] != heads or (record["last_tag"], record["last_retire"]) != links:
+                return f"{where}: heads, last_tag or last_retire are not what SPEC 12.2 gives"
+            if record["kind"] == "commit":
+                if text := _check_commit(record, commits, packs, store):
+                    return f"{where}: {text}"
+                commits[seq] = record
+            if record["kind"] in last:
+                last[record["kind"]] = seq
+            prev = hashlib.sha256(path.read_bytes()).hexdigest()
+    return None
+
+
+def _check_commit(
+    record: Members, commits: Mapping[int, Members], packs: dict[str, int], store: Path
+) -> str | None:
+    parent = commits.get(record["parent"])
+    ancestors = [] if parent is None else _ancestors(record["parent"], commits)
+    if record["depth"] != (parent["depth"] + 1 if parent else 0) or record["ancestors"] != ancestors:
+        return "depth or ancestors are wrong (DF-LOG-08)"
+    for entry in [*record["manifests"], *record["objects_added"]]:
+        path_of = store / entry["key"]
+        if not path_of.is_file() or path_of.stat().st_size != entry["size"]:
+            return f"{entry['key']} is missing or has another size (DF-CMT-01)"
+        if int(entry["key"].split("/")[1]) != record["claim"]:
+            return f"{entry['key']} is not of its claim"
+        if entry["key"].startswith("packs/"):
+            made = packs.setdefault(entry["key"].rpartition("/")[2], record["seq"])
+            if made != record["seq"]:
+                return f"{entry['key']} has the bytes of a pack of record {made} (DF-WR-03)"
     return None
 
 

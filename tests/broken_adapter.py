@@ -5,6 +5,7 @@ It is a process of its own, as adapters are; KIND says what is wrong.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -137,6 +138,35 @@ def writes_beside_keys(request: Request) -> Reply:
     reply = right(request)
     if request["op"] == "write":
         (Path(request["store"]) / "w.bin").write_bytes(b"x")
+    return reply
+
+
+def writes_a_record_of_no_kind(request: Request) -> Reply:
+    """What it writes is sealed, and says nothing."""
+    reply = right(request)
+    if request["op"] == "write":
+        newest = max((Path(request["store"]) / "log").iterdir())
+        body = b'{"seq":0'
+        newest.write_bytes(body + b',"check":"' + hashlib.sha256(body).hexdigest().encode() + b'"}')
+    return reply
+
+
+def writes_packs_of_anything(request: Request) -> Reply:
+    """Packs that have their hash, but no header."""
+    reply = right(request)
+    if request["op"] == "write":
+        for path in list((Path(request["store"]) / "packs").rglob("*.safetensors")):
+            data = (8).to_bytes(8, "little") + b"no JSON."
+            path.with_name(f"{hashlib.sha256(data).hexdigest()}.safetensors").write_bytes(data)
+    return reply
+
+
+def writes_a_hint_of_anything(request: Request) -> Reply:
+    reply = right(request)
+    if request["op"] == "write":
+        hints = Path(request["store"]) / "hints"
+        hints.mkdir(exist_ok=True)
+        (hints / "tail.json").write_bytes(b"[" * 100_000)
     return reply
 
 

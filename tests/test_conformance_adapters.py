@@ -43,6 +43,9 @@ WRONG = {
     "changes_the_store": ("valid/chains/raw", "store-changed"),
     "sorts_as_utf_16": ("valid/names/utf-16-order", "wrong-value"),
     "writes_beside_keys": ("write/metadata", "bad-store"),
+    "writes_a_record_of_no_kind": ("write/metadata", "bad-store"),
+    "writes_packs_of_anything": ("write/metadata", "bad-store"),
+    "writes_a_hint_of_anything": ("write/metadata", "bad-store"),
     "refuses_nothing": ("write/names-change", "rejected"),
     "loses_a_tensor": ("write/commits", "judged-wrong-value"),
 }

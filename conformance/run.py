@@ -94,9 +94,17 @@ class Adapter:
         Raises:
             AdapterError: there is no reply, or it is not one of PROTOCOL.md's.
         """
+        self.start()
+        return self._exchange({"op": op, **members}, self.timeout)
+
+    def start(self) -> None:
+        """Start the process and greet it, unless it runs.
+
+        Raises:
+            AdapterError: it does not say `hello` as PROTOCOL.md asks.
+        """
         if self._process is None:
             self._start()
-        return self._exchange({"op": op, **members}, self.timeout)
 
     def close(self) -> None:
         """End the process, by kindness first."""
@@ -140,24 +148,35 @@ class Adapter:
             lines.put(line)
         lines.put(None)
 
+    @staticmethod
+    def _tell(process: subprocess.Popen[bytes], data: bytes) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: the reply will be missing
+            process.stdin.write(data)
+            process.stdin.flush()
+
     def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         self._number += 1
         request = {"id": self._number, **request}
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: the reply will be missing
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+        process = self._process
+        assert process is not None
+        # It may hang before it has read all of a request that no pipe holds: the time is for both.
+        data = json.dumps(request).encode() + b"\n"
+        self._teller = threading.Thread(target=self._tell, args=(process, data), daemon=True)
+        deadline = time.monotonic() + timeout
+        self._teller.start()
         try:
             line = self._lines.get(timeout=timeout)
+            if line is not None:
+                self._teller.join(max(0.0, deadline - time.monotonic()))
+                if self._teller.is_alive():
+                    raise queue.Empty
         except queue.Empty:
             raise self._lost("timeout", f"no reply within {timeout:g} seconds") from None
         if line is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2)
-            raise self._lost(
-                "crash", f"the adapter ended ({_status(self._process.returncode)}) without a reply"
-            )
+                process.wait(2)
+            raise self._lost("crash", f"the adapter ended ({_status(process.returncode)}) without a reply")
         try:
             reply = json.loads(line)
             self._check(reply)
@@ -200,8 +219,12 @@ class Adapter:
             else:
                 process.kill()
         process.wait()
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        self._teller.join(2)
+        if (
+            not self._teller.is_alive()
+        ):  # else a process outside its group holds the pipe, and closing would wait
+            with contextlib.suppress(OSError):
+                process.stdin.close()
         self._listener.join(2)
         process.stdout.close()
 
@@ -728,9 +751,8 @@ def run(
     Raises:
         AdapterError: the adapter does not even say hello.
     """
-    adapter.ask("hello", protocol=PROTOCOL)
-    for judge in judges:
-        judge.ask("hello", protocol=PROTOCOL)
+    for one in (adapter, *judges):
+        one.start()
     claimed = [
         p
         for p in PROFILES

@@ -99,6 +99,11 @@ def hangs(request: Request) -> Reply:
     raise AssertionError
 
 
+def reads_nothing_more(request: Request) -> Reply:
+    """As `hangs`, but it has stopped to read before the request is sent; see `main`."""
+    raise AssertionError
+
+
 def says_nothing_useful(request: Request) -> Reply:
     print("Traceback (most recent call last):", flush=True)
     return right(request)
@@ -203,15 +208,21 @@ KINDS: dict[str, Callable[[Request], Reply]] = {
 
 def main() -> None:
     kind = KINDS[sys.argv[1]]
+    started = False
     for line in sys.stdin.buffer:
         request = json.loads(line)
+        if (request["op"] == "hello") == started:
+            raise ValueError("PROTOCOL.md: hello is the first request, once for each start")
         if request["op"] == "hello":
+            started = True
             reply = {**GOOD_HELLO, "id": request["id"]}
             if kind is claims_too_little:
                 reply["profiles"] = ["reader-core"]
         else:
             reply = kind(request)
         print(json.dumps(reply), flush=True)
+        if kind is reads_nothing_more:
+            time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -90,6 +91,16 @@ def test_an_adapter_that_hangs_is_ended_and_soon_given_up() -> None:
     count = Counter(outcome.reason for outcome in found.values())
     assert count == {"timeout": suite.MAX_LOST, "not-run": len(found) - suite.MAX_LOST}
     assert {outcome.status for outcome in found.values()} == {"failed"}
+
+
+def test_an_adapter_that_does_not_read_is_ended_too() -> None:
+    """Its request is larger than a pipe holds, so that it cannot even be sent."""
+    (case,) = suite.chosen(suite.load_cases(CONFORMANCE / "cases"), ["=write/bad-tensors"])
+    assert len(json.dumps(case.members["args"])) > 1 << 16
+    start = time.monotonic()
+    outcome = outcomes(broken("reads_nothing_more"), [f"={case.id}"], timeout=0.5)[case.id]
+    assert (outcome.status, outcome.reason) == ("failed", "timeout"), outcome.message
+    assert time.monotonic() - start < 30
 
 
 def test_codes_are_a_warning_unless_strict() -> None:

@@ -287,13 +287,23 @@ class PlaceError(Exception):
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Places outside of stores are the same in every run on this machine: one at a time uses them."""
+    """Places outside of stores are the same in every run here: of a user's, one at a time uses them."""
     if fcntl is None:
         yield
         return
-    with open(Path(tempfile.gettempdir()) / "deltaformat-conformance.lock", "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the system lets go of it, whatever becomes of this process
+    path = Path(tempfile.gettempdir()) / f"deltaformat-conformance-{os.getuid()}.lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise PlaceError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it, whatever becomes of this process
+        except OSError as error:
+            raise PlaceError(f"{path} cannot be locked: {error.strerror}") from error
         yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

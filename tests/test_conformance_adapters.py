@@ -183,6 +183,35 @@ def test_files_outside_are_taken_away() -> None:
         assert not Path(path).parent.exists()
 
 
+def test_places_are_taken_by_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another user's run has left in the system's directory of temporary files does not end a run."""
+    monkeypatch.setattr(suite.tempfile, "tempdir", str(tmp_path))
+    with suite._alone():
+        (lock,) = tmp_path.iterdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with suite._alone():
+        (other,) = set(tmp_path.iterdir()) - {lock}
+    assert str(12345) in other.name
+
+
+def test_a_lock_that_cannot_be_had_leaves_a_case_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = suite.chosen(suite.load_cases(CONFORMANCE / "cases"), ["=valid/external/file"])
+    with monkeypatch.context() as patch:
+        patch.setattr(suite.tempfile, "tempdir", str(tmp_path))
+        with suite._alone():
+            (lock,) = tmp_path.iterdir()
+    lock.unlink()
+    lock.mkdir()
+    monkeypatch.setattr(suite.tempfile, "gettempdir", lambda: str(tmp_path))
+    adapter = suite.Adapter(broken("right"))
+    try:
+        outcome = suite.run_case(case, adapter)
+    finally:
+        adapter.close()
+    assert (outcome.status, outcome.reason) == ("left-out", "place")
+    assert str(lock) in outcome.message
+
+
 def test_a_place_that_is_taken_leaves_a_case_out(tmp_path: Path) -> None:
     (case,) = suite.chosen(suite.load_cases(CONFORMANCE / "cases"), ["=valid/external/file"])
     (tmp_path / "taken").write_bytes(b"a file of somebody's")

@@ -650,11 +650,16 @@ def _ancestors(parent: int, commits: Mapping[int, Members]) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Report:
-    """All outcomes of a run."""
+    """All outcomes of a run.
+
+    Attributes:
+        whole: Whether all cases were there to be run; some of them show nothing that could be claimed.
+    """
 
     implementation: str
     claimed: Sequence[str]
     version: str
+    whole: bool = True
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -663,13 +668,15 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
 
     def claims(self) -> list[str]:
-        """A line per profile: what may be claimed."""
+        """A line per profile: what may be claimed; cases that were left out are told."""
         lines = []
-        for profile in PROFILES:
-            of = [o for o in self.outcomes if o.case.members["profile"] == profile and o.status != "left-out"]
-            if of:
-                good = sum(o.status != "failed" for o in of)
-                lines.append(f"deltaformat 1.0 {profile}, suite {self.version}, {good}/{len(of)}")
+        for profile in PROFILES if self.whole else ():
+            of = [o for o in self.outcomes if o.case.members["profile"] == profile]
+            left = sum(o.status == "left-out" for o in of)
+            if len(of) > left:
+                good = sum(o.status not in ("failed", "left-out") for o in of)
+                text = f"deltaformat 1.0 {profile}, suite {self.version}, {good}/{len(of) - left}"
+                lines.append(f"{text}, {left} left out" if left else text)
         return lines
 
     def as_json(self) -> dict[str, Any]:
@@ -754,9 +761,10 @@ def run(
     profiles: Sequence[str] = (),
     judges: Sequence[Adapter] = (),
     strict: bool = False,
+    whole: bool = True,
     each: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Report:
-    """Run cases; `each` hears of every outcome as it comes.
+    """Run cases, which are `whole` the suite; `each` hears of every outcome as it comes.
 
     Raises:
         AdapterError: the adapter does not even say hello.
@@ -769,7 +777,7 @@ def run(
         if p in adapter.hello["profiles"]
         or (p, True) == ("reader-core", "reader-full" in adapter.hello["profiles"])
     ]
-    report = Report(adapter.hello["implementation"], claimed, version)
+    report = Report(adapter.hello["implementation"], claimed, version, whole)
     lost = 0
     for case in cases:
         profile = case.members["profile"]
@@ -845,6 +853,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None, default:
         return _run(options, directory, default)
 
 
+def _no_claim(report: Report) -> str:
+    return "no claim: " + ("no case was run" if report.whole else "--filter chose some of the cases")
+
+
 def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -> int:
     cases = chosen(load_cases(directory), options.filter)
     if not cases:
@@ -879,6 +891,7 @@ def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -
             profiles=options.profile,
             judges=judges,
             strict=options.strict,
+            whole=not options.filter,
             each=each,
         )
     except AdapterError as error:
@@ -901,7 +914,7 @@ def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -
             print(f"left out: {sum(o.message == reason for o in left_out)} cases: {reason}")
         count, seconds = len(report.outcomes) - len(left_out), time.monotonic() - start
         print(f"{report.implementation}: {count} cases in {seconds:.1f} s, {len(report.failed)} failed")
-        print("\n".join(report.claims()))
+        print("\n".join(report.claims() or [_no_claim(report)]))
     return 1 if report.failed else 0
 
 

@@ -195,6 +195,10 @@ def loses_a_tensor(request: Request) -> Reply:
     return right(request)
 
 
+def knows_no_feature(request: Request) -> Reply:
+    return right(request)
+
+
 def claims_too_little(request: Request) -> Reply:
     return right(request)
 
@@ -218,6 +222,8 @@ def main() -> None:
             reply = {**GOOD_HELLO, "id": request["id"]}
             if kind is claims_too_little:
                 reply["profiles"] = ["reader-core"]
+            if kind is knows_no_feature:
+                reply["features"] = []
         else:
             reply = kind(request)
         print(json.dumps(reply), flush=True)

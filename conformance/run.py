@@ -65,8 +65,7 @@ MAX_LOST = 5
 Members = Mapping[str, Any]
 
 
-# -- the adapter
-# ---------------------------------------------------------------------------------------------------
+# -- the adapter ---------------------------------------------------------------------------------------------
 
 
 class AdapterError(Exception):
@@ -240,8 +239,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-# -- cases
-# ---------------------------------------------------------------------------------------------------
+# -- cases ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,8 +364,7 @@ def _tree(place: str) -> dict[str, str]:
     }
 
 
-# -- judging
-# ---------------------------------------------------------------------------------------------------
+# -- judging -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,8 +481,7 @@ def run_case(
         return outcome(status, reason, message)
 
 
-# -- what can be said of a written store without reading its content
-# ---------------------------------------------------------------------------------------------------
+# -- what can be said of a written store without reading its content -----------------------------------------
 
 _CLAIM, _HASH = r"[0-9]{20}", r"[0-9a-f]{64}"
 _KEYS = re.compile(
@@ -644,8 +640,7 @@ def _ancestors(parent: int, commits: Mapping[int, Members]) -> list[list[int]]:
     return [entry for entry in entries if entry[0] in wanted]
 
 
-# -- the report
-# ---------------------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -740,8 +735,7 @@ def advice(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-# -- the program
-# ---------------------------------------------------------------------------------------------------
+# -- the program ---------------------------------------------------------------------------------------------
 
 
 def chosen(cases: Sequence[Case], filters: Sequence[str]) -> list[Case]:

@@ -43,10 +43,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A verified block, and what its chain's first piece alone gives (verified with it.
-
-    Every later piece builds on it).
-    """
+    """A verified block, and what its chain's first piece alone gives, on which the others build."""
 
     block: int
     data: Bytes

@@ -339,8 +339,7 @@ def _rename(entries: Any, moved: Mapping[str, str], sizes: Mapping[str, int]) ->
             entry["size"] = sizes[entry["key"]]
 
 
-# -- changes of bytes and of JSON
-# ---------------------------------------------------------------------------------------------------
+# -- changes of bytes and of JSON ----------------------------------------------------------------------------
 
 
 def _bits(rng: Random, data: bytes) -> bytes:

@@ -39,7 +39,7 @@ import zstandard
 from deltaformat.cli.conformance import load_runner, suite_directory
 from deltaformat.encodings import decode_piece
 from deltaformat.errors import DeltaFormatError
-from vectors.mutations import mutate
+from vectors.mutations import can_be_mutated, mutate
 
 __all__ = ["main"]
 
@@ -69,6 +69,7 @@ def bases(filters: Sequence[str]) -> list[Any]:
         and "ok" in case.expect
         and not {"store", "features"} & {k for k, v in case.members.items() if v}
         and sum(map(len, objects_of(case.store).values())) < MAX_STORE
+        and can_be_mutated(objects_of(case.store))
     ]
 
 

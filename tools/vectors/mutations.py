@@ -475,7 +475,7 @@ def _needed(objects: Mapping[str, bytes]) -> list[str]:
 
 
 def can_be_mutated(objects: Mapping[str, bytes]) -> bool:
-    """Whether a store can be taken apart: also valid ones may hold objects that nobody needs and are no JSON."""
+    """Whether a store can be taken apart: valid ones may hold objects that nobody needs and are no JSON."""
     try:
         _Model(objects)
     except (ValueError, KeyError, TypeError, pa.ArrowException, OSError, zstandard.ZstdError):

@@ -65,8 +65,7 @@ MAX_LOST = 5
 Members = Mapping[str, Any]
 
 
-# -- the adapter
-# ---------------------------------------------------------------------------------------------------
+# -- the adapter ---------------------------------------------------------------------------------------------
 
 
 class AdapterError(Exception):
@@ -94,9 +93,17 @@ class Adapter:
         Raises:
             AdapterError: there is no reply, or it is not one of PROTOCOL.md's.
         """
+        self.start()
+        return self._exchange({"op": op, **members}, self.timeout)
+
+    def start(self) -> None:
+        """Start the process and greet it, unless it runs.
+
+        Raises:
+            AdapterError: it does not say `hello` as PROTOCOL.md asks.
+        """
         if self._process is None:
             self._start()
-        return self._exchange({"op": op, **members}, self.timeout)
 
     def close(self) -> None:
         """End the process, by kindness first."""
@@ -140,24 +147,35 @@ class Adapter:
             lines.put(line)
         lines.put(None)
 
+    @staticmethod
+    def _tell(process: subprocess.Popen[bytes], data: bytes) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: the reply will be missing
+            process.stdin.write(data)
+            process.stdin.flush()
+
     def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         self._number += 1
         request = {"id": self._number, **request}
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: the reply will be missing
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+        process = self._process
+        assert process is not None
+        # It may hang before it has read all of a request that no pipe holds: the time is for both.
+        data = json.dumps(request).encode() + b"\n"
+        self._teller = threading.Thread(target=self._tell, args=(process, data), daemon=True)
+        deadline = time.monotonic() + timeout
+        self._teller.start()
         try:
             line = self._lines.get(timeout=timeout)
+            if line is not None:
+                self._teller.join(max(0.0, deadline - time.monotonic()))
+                if self._teller.is_alive():
+                    raise queue.Empty
         except queue.Empty:
             raise self._lost("timeout", f"no reply within {timeout:g} seconds") from None
         if line is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2)
-            raise self._lost(
-                "crash", f"the adapter ended ({_status(self._process.returncode)}) without a reply"
-            )
+                process.wait(2)
+            raise self._lost("crash", f"the adapter ended ({_status(process.returncode)}) without a reply")
         try:
             reply = json.loads(line)
             self._check(reply)
@@ -200,8 +218,12 @@ class Adapter:
             else:
                 process.kill()
         process.wait()
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        self._teller.join(2)
+        if (
+            not self._teller.is_alive()
+        ):  # else a process outside its group holds the pipe, and closing would wait
+            with contextlib.suppress(OSError):
+                process.stdin.close()
         self._listener.join(2)
         process.stdout.close()
 
@@ -217,8 +239,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-# -- cases
-# ---------------------------------------------------------------------------------------------------
+# -- cases ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +285,23 @@ class PlaceError(Exception):
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Places outside of stores are the same in every run on this machine: one at a time uses them."""
+    """Places outside of stores are the same in every run here: of a user's, one at a time uses them."""
     if fcntl is None:
         yield
         return
-    with open(Path(tempfile.gettempdir()) / "deltaformat-conformance.lock", "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the system lets go of it, whatever becomes of this process
+    path = Path(tempfile.gettempdir()) / f"deltaformat-conformance-{os.getuid()}.lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise PlaceError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it, whatever becomes of this process
+        except OSError as error:
+            raise PlaceError(f"{path} cannot be locked: {error.strerror}") from error
         yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -333,8 +364,7 @@ def _tree(place: str) -> dict[str, str]:
     }
 
 
-# -- judging
-# ---------------------------------------------------------------------------------------------------
+# -- judging -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,8 +481,7 @@ def run_case(
         return outcome(status, reason, message)
 
 
-# -- what can be said of a written store without reading its content
-# ---------------------------------------------------------------------------------------------------
+# -- what can be said of a written store without reading its content -----------------------------------------
 
 _CLAIM, _HASH = r"[0-9]{20}", r"[0-9a-f]{64}"
 _KEYS = re.compile(
@@ -462,8 +491,29 @@ _KEYS = re.compile(
 )
 
 
+class _UnreadableError(Exception):
+    """An object of a written store that is not what it must be, in a way that no rule here names."""
+
+
+@contextlib.contextmanager
+def _looking_at(key: str) -> Iterator[None]:
+    """Whatever a writer has left under a key: what cannot be made sense of is its fault, not the runner's."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        text = f"{key} is not what SPEC.md says of it: {type(error).__name__}: {_short(str(error))}"
+        raise _UnreadableError(text) from error
+
+
 def check_written(store: Path) -> str | None:
     """The first rule that a writer's store breaks, of those that need no look into manifests."""
+    try:
+        return _check_objects(store)
+    except _UnreadableError as error:
+        return str(error)
+
+
+def _check_objects(store: Path) -> str | None:
     if not (store / "deltaformat.json").is_file():
         return "there is no deltaformat.json"
     for path in sorted(store.rglob("*")):
@@ -476,15 +526,19 @@ def check_written(store: Path) -> str | None:
         stated = next((group for group in match.groups() if group), None)
         if stated and hashlib.sha256(path.read_bytes()).hexdigest() != stated:
             return f"{key} does not have its SHA-256 (DF-KEY-02)"
-        if key.startswith("packs/") and (text := _check_pack(path.read_bytes())):
-            return f"{key}: {text}"
+        if key.startswith("packs/"):
+            with _looking_at(key):
+                text = _check_pack(path.read_bytes())
+            if text:
+                return f"{key}: {text}"
     for path in [store / "deltaformat.json", *sorted((store / "log").glob("*"))]:
         if text := _check_sealed(path.read_bytes()):
             return f"{path.name}: {text} (DF-JSN-03)"
     paths = sorted((store / "log").glob("*"))
     hint = store / "hints" / "tail.json"
-    if hint.is_file() and json.loads(hint.read_bytes())["seq"] >= len(paths):
-        return "hints/tail.json names a record that is not there (DF-LOG-10)"
+    with _looking_at("hints/tail.json"):
+        if hint.is_file() and json.loads(hint.read_bytes())["seq"] >= len(paths):
+            return "hints/tail.json names a record that is not there (DF-LOG-10)"
     return _check_log(paths, store)
 
 
@@ -517,35 +571,44 @@ def _check_log(paths: Sequence[Path], store: Path) -> str | None:
     last: dict[str, int | None] = {"tag": None, "retire": None}
     packs: dict[str, int] = {}
     for seq, path in enumerate(paths):
-        if path.name != f"{seq:020}.json":
-            return f"log/{path.name} stands where record {seq} must be (SPEC 12.1)"
-        record = json.loads(path.read_bytes())
-        where = f"record {seq} ({record['kind']})"
-        if record["seq"] != seq or record["prev"] != prev:
-            return f"{where} has a wrong seq or prev (DF-LOG-02)"
-        heads = _heads_after(record, heads, commits)
-        links = last["tag"], last["retire"]
-        if record["heads"] != heads or (record["last_tag"], record["last_retire"]) != links:
-            return f"{where}: heads, last_tag or last_retire are not what SPEC 12.2 gives"
-        if record["kind"] == "commit":
-            parent = commits.get(record["parent"])
-            ancestors = [] if parent is None else _ancestors(record["parent"], commits)
-            if record["depth"] != (parent["depth"] + 1 if parent else 0) or record["ancestors"] != ancestors:
-                return f"{where}: depth or ancestors are wrong (DF-LOG-08)"
-            for entry in [*record["manifests"], *record["objects_added"]]:
-                path_of = store / entry["key"]
-                if not path_of.is_file() or path_of.stat().st_size != entry["size"]:
-                    return f"{where}: {entry['key']} is missing or has another size (DF-CMT-01)"
-                if int(entry["key"].split("/")[1]) != record["claim"]:
-                    return f"{where}: {entry['key']} is not of its claim"
-                if entry["key"].startswith("packs/"):
-                    made = packs.setdefault(entry["key"].rpartition("/")[2], seq)
-                    if made != seq:
-                        return f"{where}: {entry['key']} has the bytes of a pack of record {made} (DF-WR-03)"
-            commits[seq] = record
-        if record["kind"] in last:
-            last[record["kind"]] = seq
-        prev = hashlib.sha256(path.read_bytes()).hexdigest()
+        with _looking_at(f"log/{path.name}"):
+            if path.name != f"{seq:020}.json":
+                return f"log/{path.name} stands where record {seq} must be (SPEC 12.1)"
+            record = json.loads(path.read_bytes())
+            where = f"record {seq} ({record['kind']})"
+            if record["seq"] != seq or record["prev"] != prev:
+                return f"{where} has a wrong seq or prev (DF-LOG-02)"
+            heads = _heads_after(record, heads, commits)
+            links = last["tag"], last["retire"]
+            if record["heads"] != heads or (record["last_tag"], record["last_retire"]) != links:
+                return f"{where}: heads, last_tag or last_retire are not what SPEC 12.2 gives"
+            if record["kind"] == "commit":
+                if text := _check_commit(record, commits, packs, store):
+                    return f"{where}: {text}"
+                commits[seq] = record
+            if record["kind"] in last:
+                last[record["kind"]] = seq
+            prev = hashlib.sha256(path.read_bytes()).hexdigest()
+    return None
+
+
+def _check_commit(
+    record: Members, commits: Mapping[int, Members], packs: dict[str, int], store: Path
+) -> str | None:
+    parent = commits.get(record["parent"])
+    ancestors = [] if parent is None else _ancestors(record["parent"], commits)
+    if record["depth"] != (parent["depth"] + 1 if parent else 0) or record["ancestors"] != ancestors:
+        return "depth or ancestors are wrong (DF-LOG-08)"
+    for entry in [*record["manifests"], *record["objects_added"]]:
+        path_of = store / entry["key"]
+        if not path_of.is_file() or path_of.stat().st_size != entry["size"]:
+            return f"{entry['key']} is missing or has another size (DF-CMT-01)"
+        if int(entry["key"].split("/")[1]) != record["claim"]:
+            return f"{entry['key']} is not of its claim"
+        if entry["key"].startswith("packs/"):
+            made = packs.setdefault(entry["key"].rpartition("/")[2], record["seq"])
+            if made != record["seq"]:
+                return f"{entry['key']} has the bytes of a pack of record {made} (DF-WR-03)"
     return None
 
 
@@ -577,17 +640,21 @@ def _ancestors(parent: int, commits: Mapping[int, Members]) -> list[list[int]]:
     return [entry for entry in entries if entry[0] in wanted]
 
 
-# -- the report
-# ---------------------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Report:
-    """All outcomes of a run."""
+    """All outcomes of a run.
+
+    Attributes:
+        whole: Whether all cases were there to be run; some of them show nothing that could be claimed.
+    """
 
     implementation: str
     claimed: Sequence[str]
     version: str
+    whole: bool = True
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -596,13 +663,15 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
 
     def claims(self) -> list[str]:
-        """A line per profile: what may be claimed."""
+        """A line per profile: what may be claimed; cases that were left out are told."""
         lines = []
-        for profile in PROFILES:
-            of = [o for o in self.outcomes if o.case.members["profile"] == profile and o.status != "left-out"]
-            if of:
-                good = sum(o.status != "failed" for o in of)
-                lines.append(f"deltaformat 1.0 {profile}, suite {self.version}, {good}/{len(of)}")
+        for profile in PROFILES if self.whole else ():
+            of = [o for o in self.outcomes if o.case.members["profile"] == profile]
+            left = sum(o.status == "left-out" for o in of)
+            if len(of) > left:
+                good = sum(o.status not in ("failed", "left-out") for o in of)
+                text = f"deltaformat 1.0 {profile}, suite {self.version}, {good}/{len(of) - left}"
+                lines.append(f"{text}, {left} left out" if left else text)
         return lines
 
     def as_json(self) -> dict[str, Any]:
@@ -666,8 +735,7 @@ def advice(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-# -- the program
-# ---------------------------------------------------------------------------------------------------
+# -- the program ---------------------------------------------------------------------------------------------
 
 
 def chosen(cases: Sequence[Case], filters: Sequence[str]) -> list[Case]:
@@ -687,23 +755,23 @@ def run(
     profiles: Sequence[str] = (),
     judges: Sequence[Adapter] = (),
     strict: bool = False,
+    whole: bool = True,
     each: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Report:
-    """Run cases; `each` hears of every outcome as it comes.
+    """Run cases, which are `whole` the suite; `each` hears of every outcome as it comes.
 
     Raises:
         AdapterError: the adapter does not even say hello.
     """
-    adapter.ask("hello", protocol=PROTOCOL)
-    for judge in judges:
-        judge.ask("hello", protocol=PROTOCOL)
+    for one in (adapter, *judges):
+        one.start()
     claimed = [
         p
         for p in PROFILES
         if p in adapter.hello["profiles"]
         or (p, True) == ("reader-core", "reader-full" in adapter.hello["profiles"])
     ]
-    report = Report(adapter.hello["implementation"], claimed, version)
+    report = Report(adapter.hello["implementation"], claimed, version, whole)
     lost = 0
     for case in cases:
         profile = case.members["profile"]
@@ -779,6 +847,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None, default:
         return _run(options, directory, default)
 
 
+def _no_claim(report: Report) -> str:
+    return "no claim: " + ("no case was run" if report.whole else "--filter chose some of the cases")
+
+
 def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -> int:
     cases = chosen(load_cases(directory), options.filter)
     if not cases:
@@ -813,6 +885,7 @@ def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -
             profiles=options.profile,
             judges=judges,
             strict=options.strict,
+            whole=not options.filter,
             each=each,
         )
     except AdapterError as error:
@@ -835,7 +908,7 @@ def _run(options: argparse.Namespace, directory: Path, default: Sequence[str]) -
             print(f"left out: {sum(o.message == reason for o in left_out)} cases: {reason}")
         count, seconds = len(report.outcomes) - len(left_out), time.monotonic() - start
         print(f"{report.implementation}: {count} cases in {seconds:.1f} s, {len(report.failed)} failed")
-        print("\n".join(report.claims()))
+        print("\n".join(report.claims() or [_no_claim(report)]))
     return 1 if report.failed else 0
 
 

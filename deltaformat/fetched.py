@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaformat.blocks import Bytes
 from deltaformat.metrics import Meter
+from deltaformat.packs import ExternalRef, PackEntry
 from deltaformat.plan import Batch
 
 __all__ = ["Fetched", "Work"]
@@ -56,4 +58,15 @@ class Work:
         for piece in self.pieces:
             start, length = int(batch.piece_at[piece]), int(batch.piece_length[piece])
             found.append(self.fetched[batch.piece_request[piece]][start : start + length])
+        return found
+
+    def external(self, packs: Sequence[PackEntry]) -> list[tuple[int, ExternalRef, tuple[int, int]]]:
+        """Of the payloads those of external objects: which one, the object, and (start, length) there."""
+        batch, found = self.batch, []
+        for number, piece in enumerate(self.pieces):
+            request = batch.piece_request[piece]
+            ref = packs[batch.request_pack[request]]
+            if isinstance(ref, ExternalRef):
+                start = int(batch.request_start[request] + batch.piece_at[piece])
+                found.append((number, ref, (start, int(batch.piece_length[piece]))))
         return found

@@ -22,7 +22,7 @@ from deltaformat.encodings import decode_piece
 from deltaformat.errors import CorruptError, DeltaFormatError, ErrorCode, LimitError
 from deltaformat.fetched import Fetched, Work
 from deltaformat.metrics import Meter
-from deltaformat.packs import ExternalRef, PackRef
+from deltaformat.packs import PackRef
 from deltaformat.plan import Batch, Plan, plan_blocks, plan_fresh, plan_keyframes
 from deltaformat.sources import Sources
 from deltaformat.versionmap import VersionMap
@@ -43,10 +43,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A verified block, and what its chain's first piece alone gives (verified with it.
-
-    Every later piece builds on it).
-    """
+    """A verified block, and what its chain's first piece alone gives, on which the others build."""
 
     block: int
     data: Bytes
@@ -339,12 +336,17 @@ class Rebuilder:
         """
         payloads = work.payloads()
         expected = version.digest[work.block] if digest is None else digest
+        # A piece on top of the parent's block changes it where it is; the piece's copy needs it as it was.
+        based = work.batch.based[work.index] and work.external(version.packs)
+        base = out.copy() if based else None
         try:
             return self._apply(version, work, payloads, out, expected, keep_keyframe)
         except DeltaFormatError as error:
-            mended = None if work.batch.based[work.index] else self._from_copies(version, work, payloads)
+            mended = self._from_copies(version, work, payloads)
             if mended is None:
                 raise
+            if base is not None:
+                out[:] = base
             try:
                 return self._apply(version, work, mended, out, expected, keep_keyframe)
             except DeltaFormatError:
@@ -385,16 +387,12 @@ class Rebuilder:
 
     def _from_copies(self, version: VersionMap, work: Work, payloads: list[Bytes]) -> list[Bytes] | None:
         """The payloads, those of external objects from copies in the store; None without (DF-EXT-03)."""
-        batch, mended = work.batch, list(payloads)
-        for number, piece in enumerate(work.pieces):
-            request = batch.piece_request[piece]
-            ref = version.packs[batch.request_pack[request]]
-            if isinstance(ref, ExternalRef):
-                start = int(batch.request_start[request] + batch.piece_at[piece])
-                copy = self._sources.copied(ref, (start, int(batch.piece_length[piece])))
-                if copy is None:
-                    return None
-                mended[number] = np.frombuffer(copy, np.uint8)
+        mended = list(payloads)
+        for number, ref, wanted in work.external(version.packs):
+            copy = self._sources.copied(ref, wanted)
+            if copy is None:
+                return None
+            mended[number] = np.frombuffer(copy, np.uint8)
         return mended if any(a is not b for a, b in zip(mended, payloads, strict=True)) else None
 
     def _check(

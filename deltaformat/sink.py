@@ -1,6 +1,4 @@
-"""Where a writer's pieces go.
-
-Packs that fill up, are hashed and uploaded in the background, with bounded memory.
+"""Where a writer's pieces go: packs that fill up and are uploaded in the background, in bounded memory.
 
 A piece's final offset is known only when its pack is finished, and a pack's key only when it is hashed. Until
 `close`, a piece is named by (pack id, slot); `close` waits until every pack is durable and gives the table

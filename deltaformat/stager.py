@@ -1,7 +1,4 @@
-"""Stages tensors under a claim.
-
-What a writer does before it commits, and all that another rank of it does.
-"""
+"""Stages tensors under a claim: what a writer does before it commits, and all that other ranks of it do."""
 
 from __future__ import annotations
 

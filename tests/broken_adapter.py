@@ -5,6 +5,7 @@ It is a process of its own, as adapters are; KIND says what is wrong.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -98,6 +99,11 @@ def hangs(request: Request) -> Reply:
     raise AssertionError
 
 
+def reads_nothing_more(request: Request) -> Reply:
+    """As `hangs`, but it has stopped to read before the request is sent; see `main`."""
+    raise AssertionError
+
+
 def says_nothing_useful(request: Request) -> Reply:
     print("Traceback (most recent call last):", flush=True)
     return right(request)
@@ -140,6 +146,35 @@ def writes_beside_keys(request: Request) -> Reply:
     return reply
 
 
+def writes_a_record_of_no_kind(request: Request) -> Reply:
+    """What it writes is sealed, and says nothing."""
+    reply = right(request)
+    if request["op"] == "write":
+        newest = max((Path(request["store"]) / "log").iterdir())
+        body = b'{"seq":0'
+        newest.write_bytes(body + b',"check":"' + hashlib.sha256(body).hexdigest().encode() + b'"}')
+    return reply
+
+
+def writes_packs_of_anything(request: Request) -> Reply:
+    """Packs that have their hash, but no header."""
+    reply = right(request)
+    if request["op"] == "write":
+        for path in list((Path(request["store"]) / "packs").rglob("*.safetensors")):
+            data = (8).to_bytes(8, "little") + b"no JSON."
+            path.with_name(f"{hashlib.sha256(data).hexdigest()}.safetensors").write_bytes(data)
+    return reply
+
+
+def writes_a_hint_of_anything(request: Request) -> Reply:
+    reply = right(request)
+    if request["op"] == "write":
+        hints = Path(request["store"]) / "hints"
+        hints.mkdir(exist_ok=True)
+        (hints / "tail.json").write_bytes(b"[" * 100_000)
+    return reply
+
+
 def refuses_nothing(request: Request) -> Reply:
     """A writer that takes what it must refuse for done."""
     if request["op"] == "write":
@@ -160,6 +195,10 @@ def loses_a_tensor(request: Request) -> Reply:
     return right(request)
 
 
+def knows_no_feature(request: Request) -> Reply:
+    return right(request)
+
+
 def claims_too_little(request: Request) -> Reply:
     return right(request)
 
@@ -173,15 +212,23 @@ KINDS: dict[str, Callable[[Request], Reply]] = {
 
 def main() -> None:
     kind = KINDS[sys.argv[1]]
+    started = False
     for line in sys.stdin.buffer:
         request = json.loads(line)
+        if (request["op"] == "hello") == started:
+            raise ValueError("PROTOCOL.md: hello is the first request, once for each start")
         if request["op"] == "hello":
+            started = True
             reply = {**GOOD_HELLO, "id": request["id"]}
             if kind is claims_too_little:
                 reply["profiles"] = ["reader-core"]
+            if kind is knows_no_feature:
+                reply["features"] = []
         else:
             reply = kind(request)
         print(json.dumps(reply), flush=True)
+        if kind is reads_nothing_more:
+            time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,37 @@ def test_moonclip_is_lossless():
     codec.close()
 
 
+def test_counting_what_moonclip_wrote_is_no_part_of_its_time(monkeypatch):
+    pytest.importorskip("moonclip", reason="not installed")
+    from peers import moonclip
+
+    counted, count = [], moonclip._disk_usage
+
+    def counting(directory):
+        counted.append(count(directory))
+        return counted[-1]
+
+    monkeypatch.setattr(moonclip, "_disk_usage", counting)
+    codec = peers.FACTORIES["moonclip"](1)
+    old = {"w": np.arange(100_000, dtype=np.uint16)}
+    codec.prepare(old)
+    before = counted.copy()
+    payload = codec.encode(old, {"w": old["w"] ^ 1})
+    assert counted == before
+    assert size_of(payload) == counted[-1] - before[-1] > 0
+    codec.close()
+
+
+@pytest.mark.parametrize("place", [0, 1 << 15, -1])
+def test_xor_finds_a_change_wherever_it_is(place):
+    codec = next(iter(peers.FACTORIES.values()))(1)
+    old = {name: np.zeros(100_000, np.uint16) for name in "ab"}
+    new = {name: array.copy() for name, array in old.items()}
+    new["a"][place] = 1
+    assert list(round_trip(codec, old, new)) == ["a"]
+    codec.close()
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.label)
 def test_ours_is_lossless_in_every_mode(mode):
     rng = np.random.default_rng(0)

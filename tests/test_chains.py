@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from forge import members_of, rewrite_manifest
+from tinystore import DictStorage
 from watching import Recorder
 from writertools import bf16, check_follow, make, memory, raw, reads, state, trained
 
@@ -294,3 +296,41 @@ def test_an_external_base_that_changed_is_mended_by_a_copy(tmp_path):
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     inner.put(f"packs/external/{sha256}", data)
     reads(store.version(), tensors)
+
+
+def test_a_difference_in_an_external_object_that_changed_is_mended_by_a_copy(tmp_path):
+    """DF-EXT-03, DF-RD-03: what was applied to the parent's block is undone before the copy is tried."""
+    inner = DictStorage()
+    first = {"w": bf16(np.random.default_rng(38), 40, 50)}
+    second = trained(first, 3)
+    with make(inner).writer() as writer:
+        for step, tensors in enumerate((first, second)):
+            info = writer.commit(step=step, tensors=tensors)
+    (added,) = members_of(inner, info.seq)["objects_added"]
+    data, path = inner.objects.pop(added["key"]), tmp_path / "differences"
+    sha256 = hashlib.sha256(data).hexdigest()
+
+    def outside(columns, metadata):
+        entry = {"url": path.as_uri(), "size": len(data), "sha256": sha256}
+        metadata["packs"] = [entry if old == added else old for old in metadata["packs"]]
+
+    rewrite_manifest(inner, info.seq, outside, objects_added=[])
+    path.write_bytes(data)
+    store = df.open(inner, allow_external=[path.as_uri()])
+    check_follow(store, 0, 1, second)
+    path.write_bytes(data[:-64] + bytes(byte ^ 1 for byte in data[-64:]))
+    before = raw(first)
+    with pytest.raises((CorruptError, MalformedError)):
+        store.version(step=1).follow(store.version(step=0), first)
+    assert raw(first) == before
+    with store.follower() as follower:
+        follower.stage(step=0).commit()
+        with pytest.raises((CorruptError, MalformedError)):
+            follower.stage(step=1)
+        inner.put(f"packs/external/{sha256}", data)
+        staged = follower.stage(step=1)
+        live = {name: array.copy() for name, array in first.items()}
+        staged.apply_to(live)
+        staged.commit()
+        assert raw(live) == raw(second)
+    check_follow(store, 0, 1, second)

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import zstandard
 from suitetools import CONFORMANCE, REFERENCE, suite
 
 import mutate
@@ -88,7 +89,7 @@ def test_changed_payloads_are_read_with_new_digests() -> None:
     try:
         found = []
         for number in range(80):
-            words, (outcome,) = mutate.try_one(cases[0], Random(number), [adapter], None)
+            words, _, (outcome,) = mutate.try_one(cases[0], Random(number), [adapter], None)
             if words.startswith("payload"):
                 found.append((outcome[0], outcome[1].get("root")))
     finally:
@@ -96,6 +97,46 @@ def test_changed_payloads_are_read_with_new_digests() -> None:
     roots = {root for result, root in found if result == "ok"}
     assert len(roots) > 2, found
     assert any(result == "error" for result, _ in found)
+
+
+OK = ("ok", {"root": "x"})
+
+
+def refused(error_class: str, code: str) -> mutate.Outcome:
+    return "error", {"class": error_class, "code": code, "held": None}
+
+
+def test_what_spec_leaves_to_a_reader_is_no_disagreement() -> None:
+    """DF-ENC-09, DF-MAN-01, DF-LOG-06; and nothing beside these is free."""
+    payload, record = "payload of piece 0 of row 0, encoding 1", "record 4: last_tag"
+    frame = refused("CORRUPT", "frame-corrupt")
+    void = refused("INCONSISTENT", "record-void")
+    for words, outcome in ((payload, frame), (record, void), ("bytes of a manifest's frame", frame)):
+        assert mutate.verdict(words, {}, [outcome, OK]) == "free"
+        assert mutate.verdict(words, {}, [OK, outcome]) == "free"
+    for words, outcome in (
+        (payload, refused("CORRUPT", "digest-mismatch")),
+        (payload, refused("MALFORMED", "payload-invalid")),
+        ("column digest, row 0", frame),
+        (record, refused("MALFORMED", "value-invalid")),
+        ("record 4: step", void),
+    ):
+        assert mutate.verdict(words, {}, [outcome, OK]) == "disagree"
+    assert mutate.verdict(payload, {}, [OK, ("ok", {"root": "y"})]) == "disagree"
+
+
+def test_only_files_that_break_arrows_own_rules_may_be_read_or_refused() -> None:
+    """DF-MAN-01: other faults of a manifest have one answer."""
+    words, outcome = "bytes of an Arrow file", refused("MALFORMED", "manifest-invalid")
+    objects = objects_of("valid/chains/mixed")
+    assert mutate.verdict(words, objects, [outcome, OK]) == "disagree"
+    key = next(key for key in objects if key.startswith("manifests/"))
+    content = zstandard.ZstdDecompressor().decompress(objects[key])
+    end = len(content) - 10 - int.from_bytes(content[-10:-6], "little")  # of the footer its root's offset
+    broken = content[:end] + b"\xff\xff\xff\x7f" + content[end + 4 :]
+    objects[key] = zstandard.compress(broken)
+    assert mutate.verdict(words, objects, [outcome, OK]) == "free"
+    assert mutate.verdict("column gap, row 0", objects, [outcome, OK]) == "disagree"
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ set_up_node
 if [ -n "$has_node" ]; then
     (cd tools/reader-ts && npm ci --silent --no-audit --no-fund && npm test)
     "$python" conformance/run.py --strict --adapter 'node tools/reader-ts/dist/adapter.js'
+    "$python" tools/mutate.py --seconds 20 --count 100000 \
+        --adapter "$python conformance/adapters/deltaformat_reference.py" --adapter 'node tools/reader-ts/dist/adapter.js'
 elif [ -n "${CI:-}" ]; then
     echo 'test: the TypeScript reader needs Node 20 or newer' >&2
     exit 1

@@ -46,8 +46,7 @@ def u16(*values: int) -> bytes:
     return b"".join(value.to_bytes(2, "little") for value in values)
 
 
-# -- the weights: two tensors; from step 0 to step 1 two elements of the first change
-# ----------------------------
+# -- the weights: two tensors; from step 0 to step 1 two elements of the first change ------------------------
 
 W0 = u16(0x3F80, 0xBF80, 0x0000, 0x8000, 0x7FC1, 0x3C00)  # 1, -1, 0, -0, a NaN, 0.0078125
 W1 = u16(0x3F80, 0xBF81, 0x0000, 0x8000, 0x7FC1, 0x3BFE)
@@ -250,8 +249,7 @@ def build(encode: Encode = encode) -> dict[str, bytes]:
     return objects
 
 
-# -- as text
-# ---------------------------------------------------------------------------------------------------
+# -- as text -------------------------------------------------------------------------------------------------
 
 
 def render(objects: Mapping[str, bytes]) -> str:

@@ -18,8 +18,7 @@ _INT, _UTF8, _LIST, _FIXED, _LARGE_LIST, _LARGE_UTF8 = 2, 5, 12, 15, 21, 20
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 
 
-# -- flatbuffers
-# ---------------------------------------------------------------------------------------------------
+# -- flatbuffers ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -98,8 +97,7 @@ def _flatbuffer(root: _Table) -> bytes:
     return bytes(out)
 
 
-# -- columns
-# ---------------------------------------------------------------------------------------------------
+# -- columns -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -218,8 +216,7 @@ def _offsets(items: Sequence[Sequence[object]], layout: str) -> bytes:
     return b"".join(struct.pack(layout, end) for end in ends)
 
 
-# -- the file
-# ---------------------------------------------------------------------------------------------------
+# -- the file ------------------------------------------------------------------------------------------------
 
 
 def _message(kind: int, header: _Table, body: bytes, version: int, custom: list[_Table]) -> bytes:

@@ -16,7 +16,7 @@ import zstandard
 from vectors.arrowfile import Column, arrow_file
 from vectors.primitives import block_digest, dump, frame, leaf, root, seal, sha256
 
-__all__ = ["Decode", "mutate"]
+__all__ = ["Decode", "can_be_mutated", "mutate"]
 
 Objects = dict[str, bytes]
 Decode = Callable[[int, bytes, bytes], bytes | None]
@@ -339,8 +339,7 @@ def _rename(entries: Any, moved: Mapping[str, str], sizes: Mapping[str, int]) ->
             entry["size"] = sizes[entry["key"]]
 
 
-# -- changes of bytes and of JSON
-# ---------------------------------------------------------------------------------------------------
+# -- changes of bytes and of JSON ----------------------------------------------------------------------------
 
 
 def _bits(rng: Random, data: bytes) -> bytes:
@@ -473,6 +472,15 @@ def _needed(objects: Mapping[str, bytes]) -> list[str]:
     """Keys whose faults every reader sees, or none: of the records only the newest two (SPEC 13)."""
     log = sorted(key for key in objects if key.startswith("log/"))
     return sorted(set(objects) - set(log[:-2]))
+
+
+def can_be_mutated(objects: Mapping[str, bytes]) -> bool:
+    """Whether a store can be taken apart: valid ones may hold objects that nobody needs and are no JSON."""
+    try:
+        _Model(objects)
+    except (ValueError, KeyError, TypeError, pa.ArrowException, OSError, zstandard.ZstdError):
+        return False
+    return True
 
 
 def mutate(objects: Mapping[str, bytes], rng: Random, decode: Decode) -> tuple[Objects, str]:

